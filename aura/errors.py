@@ -1,0 +1,18 @@
+"""The two ways a run can end badly, and the exit codes that scripts, schedulers and people rely on."""
+
+EXIT_OK = 0
+EXIT_BAD_INPUT = 2
+EXIT_FAULT = 3
+EXIT_SIGNAL_BASE = 128  # plus the signal's number, as shells report it: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM
+
+
+class UserError(Exception):
+    """A bad argument, file or environment: one line in Spanish that names the value and the way out (exit code 2)."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class TrainingFault(Exception):
+    """A run that began well and cannot go on: the line names the last good checkpoint (exit code 3)."""
+
+    exit_code = EXIT_FAULT
