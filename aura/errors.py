@@ -16,3 +16,7 @@ class TrainingFault(Exception):
     """A run that began well and cannot go on: the line names the last good checkpoint (exit code 3)."""
 
     exit_code = EXIT_FAULT
+
+
+class PeerLost(TrainingFault):
+    """Another process is gone, or has said why it stops."""

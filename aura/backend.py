@@ -1,0 +1,169 @@
+"""Which device, which store, which backend: what must be settled before a process group can start."""
+
+import contextlib
+import io
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as c10d
+
+from aura.errors import UserError
+
+NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
+
+
+def local_device(local_rank):
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_libuv():
+    """Set USE_LIBUV=0 where this build of torch has no libuv (Windows), before anything meets at a TCPStore."""
+    if "USE_LIBUV" in os.environ:
+        return
+    try:
+        c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    except RuntimeError as problem:
+        if "libuv" not in str(problem):
+            raise
+        os.environ["USE_LIBUV"] = "0"
+
+
+def connect_store(place, timeout):
+    """The TCPStore of the group: torchrun's own where there is one, else hosted by rank 0."""
+    choose_libuv()
+    hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    where = f"{place.master_addr}:{place.master_port}"
+    try:
+        with _quiet_stderr():
+            store = c10d.TCPStore(place.master_addr, place.master_port,
+                                  is_master=place.rank == 0 and not hosted_by_agent,
+                                  timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True,
+                                  use_libuv=os.environ.get("USE_LIBUV", "1") != "0")
+    except RuntimeError as problem:
+        if "EADDRINUSE" in str(problem) or "address already in use" in str(problem):
+            raise UserError(f"el puerto {place.master_port} ya está en uso en esta máquina; elija otro con "
+                            "--master-port (o MASTER_PORT) en todas") from problem
+        raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s: compruebe que está en marcha, "
+                        "que MASTER_ADDR es la dirección de su máquina y que el cortafuegos deja pasar ese puerto"
+                        ) from problem
+    return c10d.PrefixStore(f"aura/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+@contextlib.contextmanager
+def _quiet_stderr():
+    """Hide the stack traces that torch's C++ socket code writes while it retries; the reason is reported by us."""
+    try:
+        number = sys.stderr.fileno()
+    except (io.UnsupportedOperation, AttributeError):  # captured by a test or a notebook: nothing to redirect
+        yield
+        return
+    sys.stderr.flush()
+    saved = os.dup(number)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), number)
+    try:
+        yield
+    finally:
+        os.dup2(saved, number)
+        os.close(saved)
+
+
+def agree_backend(place, store, wanted, device, timeout):
+    """Return (backend, reason for falling back or None), the same on every rank.
+
+    A rank that cannot use NCCL, two ranks on one card, or a probe that fails or hangs takes all of them to gloo.
+    """
+    if wanted == "gloo":
+        return "gloo", None
+    able = _post(place, store, "able", _nccl_ability(device), timeout)
+    reasons = [f"{vote['reason']} (rango {rank})" for rank, vote in enumerate(able) if vote["reason"]]
+    cards = [vote["card"] for vote in able]
+    if not reasons and len(set(cards)) < len(cards):
+        reasons = ["dos procesos comparten la misma GPU"]
+    if not reasons:
+        probes = _post(place, store, "probe", _probe_nccl(place), timeout + NCCL_PROBE_SECONDS)
+        reasons = [f"{reason} (rango {rank})" for rank, reason in enumerate(probes) if reason]
+    if not reasons:
+        return "nccl", None
+    if wanted == "auto" and not any(vote["gpu"] for vote in able):
+        return "gloo", None  # nothing was lost: machines without GPUs were never going to use NCCL
+    more = f" y otros {len(reasons) - 1}" if len(reasons) > 1 else ""
+    return "gloo", reasons[0] + more
+
+
+def _post(place, store, topic, verdict, timeout):
+    """Post this rank's verdict and return everyone's, in rank order."""
+    store.set(f"vote/{topic}/{place.rank}", json.dumps(verdict))
+    keys = [f"vote/{topic}/{rank}" for rank in range(place.world_size)]
+    store.wait(keys, timedelta(seconds=timeout))
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def _nccl_ability(device):
+    if not c10d.is_nccl_available():
+        return {"gpu": False, "reason": "esta instalación de torch no trae NCCL", "card": None}
+    if device.type != "cuda":
+        return {"gpu": False, "reason": "no hay ninguna GPU visible", "card": None}
+    card = f"{socket.gethostname()}/{torch.cuda.get_device_properties(device).uuid}"
+    return {"gpu": True, "reason": None, "card": card}
+
+
+def _probe_nccl(place):
+    """Try a value-checked NCCL all_reduce in a child process, which can be killed when it hangs; None if it worked."""
+    command = [sys.executable, "-m", "aura.backend", str(place.rank), str(place.world_size), str(place.local_rank),
+               place.master_addr, str(place.master_port)]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(command, timeout=NCCL_PROBE_SECONDS, capture_output=True, text=True, env=environment)
+    except subprocess.TimeoutExpired:
+        return f"la prueba de NCCL no terminó en {NCCL_PROBE_SECONDS} s"
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        return f"la prueba de NCCL falló: {lines[-1][:160] if lines else f'código {done.returncode}'}"
+    return None
+
+
+def _nccl_probe_child(rank, world_size, local_rank, address, port):
+    device = local_device(local_rank)
+    store = c10d.TCPStore(address, port, is_master=False, wait_for_workers=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    c10d.init_process_group("nccl", store=c10d.PrefixStore(f"aura/{attempt}/nccl_probe", store), rank=rank,
+                            world_size=world_size, device_id=device, timeout=timedelta(seconds=NCCL_PROBE_SECONDS))
+    check_all_reduce(rank, world_size, device)
+    c10d.destroy_process_group()
+
+
+def check_all_reduce(rank, world_size, device, group=None):
+    """Sum a vector over all ranks and check every value. Raises RuntimeError on a wrong sum; returns the sum."""
+    vector = torch.arange(1024, device=device, dtype=torch.float32) + rank
+    c10d.all_reduce(vector, group=group)
+    right = torch.arange(1024, dtype=torch.float32) * world_size + world_size * (world_size - 1) / 2
+    if not torch.equal(vector.cpu(), right):
+        raise RuntimeError(f"all_reduce ha dado {vector[0].item()} en vez de {right[0].item()}")
+    return vector[0].item()
+
+
+def device_name(device):
+    """The name of the card or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    _nccl_probe_child(*map(int, sys.argv[1:4]), sys.argv[4], int(sys.argv[5]))

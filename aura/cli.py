@@ -1,0 +1,152 @@
+"""Arguments: one name everywhere, Spanish help, and every bad value said at once in one line."""
+
+import argparse
+import difflib
+import math
+import os
+import signal
+import sys
+
+from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
+
+
+class _Bad(str):
+    """A value that failed its check; kept through parsing so that all of them are reported together."""
+
+
+def number(kind, low=None, high=None, above=None):
+    """A checker for int or float arguments: `low <= value <= high` and `value > above`; finite."""
+    limits = [text for bound, text in ((low, f"desde {low}"), (above, f"mayor que {above}"), (high, f"hasta {high}"))
+              if bound is not None]
+    noun = "un número entero" if kind is int else "un número"
+
+    def check(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            return _Bad(f"{text!r} no es {noun}" + (f" ({', '.join(limits)})" if limits else ""))
+        outside = ((low is not None and value < low) or (high is not None and value > high)
+                   or (above is not None and value <= above))
+        if outside or not math.isfinite(value):
+            return _Bad(f"{text} está fuera de lo admitido ({', '.join(limits) or 'finito'})")
+        return value
+
+    return check
+
+
+def choice(*names):
+    """A checker for arguments that take one of `names`."""
+
+    def check(text):
+        if text in names:
+            return text
+        near = difflib.get_close_matches(text, names, n=1)
+        hint = f"; ¿quiso decir {near[0]!r}?" if near else ""
+        return _Bad(f"{text!r} no es una de las opciones {', '.join(names)}{hint}")
+
+    return check
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Help in Spanish with every default shown."""
+
+    def add_usage(self, usage, actions, groups, prefix=None):
+        return super().add_usage(usage, actions, groups, prefix or "uso: ")
+
+    def _get_help_string(self, action):
+        text = action.help or ""
+        shown = action.default not in (None, False, argparse.SUPPRESS) and "%(default)" not in text
+        return text + (" (por defecto: %(default)s)" if shown else "")
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that takes dashes and underscores alike and reports all problems in one UserError."""
+
+    def __init__(self, **options):
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, add_help=False, **options)
+        self.register("type", None, str)
+        self.add_argument("-h", "--help", action="help", help="muestra esta ayuda y termina")
+        self._optionals.title = "opciones"
+
+    def error(self, message):
+        raise UserError(_translate(message))
+
+    def parse_args(self, args=None, namespace=None):
+        """Parse `args` (sys.argv[1:] by default). Raises UserError naming every bad value and unknown argument."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            parsed, unknown = self.parse_known_args([_dashed(word) for word in words], namespace)
+            flags = {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
+            problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
+            problems += [self._unknown(word) for word in unknown]
+            if problems:
+                raise UserError("; ".join(problems) + f" (la lista completa: {self.prog} --help)")
+        except UserError as problem:
+            problem.same_everywhere = True
+            raise
+        return parsed
+
+    def _unknown(self, word):
+        if not word.startswith("-"):
+            return f"argumento de más: {word!r}"
+        near = difflib.get_close_matches(word.split("=")[0], self._option_string_actions, n=1)
+        return f"argumento desconocido {word}" + (f"; ¿quiso decir {near[0]}?" if near else "")
+
+
+def _dashed(word):
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _translate(message):
+    """Spanish for what argparse itself finds wrong."""
+    head, _, _ = message.removeprefix("argument ").partition(": ")
+    if "expected one argument" in message or "expected at least one argument" in message:
+        return f"falta el valor de {head}"
+    if message.startswith("the following arguments are required: "):
+        return f"faltan argumentos obligatorios: {message.split(': ', 1)[1]}"
+    if "ignored explicit argument" in message:
+        return f"{head} no lleva valor"
+    return message
+
+
+def run(main):
+    """Call `main()` and leave with its exit code, or with one line and the code that belongs to the problem."""
+    launcher = os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
+    spokesman = not launcher or (os.environ.get("RANK") or os.environ.get("SLURM_PROCID")) == "0"
+    try:
+        code = main()
+    except (UserError, TrainingFault) as problem:
+        if spokesman or not getattr(problem, "same_everywhere", False):
+            print(f"error: {problem}", file=sys.stderr, flush=True)
+        code = problem.exit_code
+    except KeyboardInterrupt:
+        print("Interrumpido.", file=sys.stderr, flush=True)
+        code = EXIT_SIGNAL_BASE + signal.SIGINT
+    except BrokenPipeError:  # whoever read our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_BAD_INPUT
+    sys.exit(code)
+
+
+def add_distributed(parser):
+    """Arguments that say where this process stands among the others."""
+    group = parser.add_argument_group("varios procesos y máquinas")
+    group.add_argument("--distributed", action="store_true",
+                       help="entrena con todos los procesos lanzados por torchrun, srun o a mano")
+    group.add_argument("--backend", type=choice("auto", "nccl", "gloo"), default="auto",
+                       help="auto: NCCL con GPU, gloo sin ella; si NCCL no funciona, todos pasan a gloo")
+    add_placement(group)
+    group.add_argument("--dist-timeout", type=number(float, above=0), default=600.0, metavar="SEGUNDOS",
+                       help="cuánto se espera a una máquina que no responde")
+
+
+def add_placement(group):
+    """The flags of a process that is started by hand."""
+    group.add_argument("--rank", type=number(int, low=0), help="número global de este proceso")
+    group.add_argument("--world-size", type=number(int, low=1), help="cuántos procesos hay en total")
+    group.add_argument("--local-rank", type=number(int, low=0), help="número de este proceso dentro de su máquina")
+    group.add_argument("--master-addr", help="dirección de la máquina del proceso 0")
+    group.add_argument("--master-port", type=number(int, low=1, high=65535), help="puerto libre en esa máquina")

@@ -1,0 +1,294 @@
+"""Start the group of processes, agree on a backend, talk, and leave nothing behind.
+
+    with distributed.session(args) as dist:
+        model = dist.wrap(model)
+        (total,) = dist.sum([local_count])
+
+The store (TCPStore) is the control plane: who joined, what each can do, who failed and why. It works before any
+collective does, so every wait ends with the names of those who are missing.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as c10d
+
+from aura import backend as backends
+from aura import placement
+from aura.errors import PeerLost, TrainingFault, UserError
+
+POLL_SECONDS = 0.2
+FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
+
+
+@dataclass
+class Session:
+    """What a script needs to know about its group. `fallback` is the reason for leaving NCCL, else None."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: str = "ninguno"
+    fallback: str | None = None
+    timeout: float = 600.0
+    store: object = None
+    control: object = None  # a gloo group for objects and CPU tensors, whatever carries the gradients
+
+    @property
+    def main(self):
+        """Whether this process is the one that prints, saves and shows progress."""
+        return self.rank == 0
+
+    @property
+    def grouped(self):
+        """Whether there is a process group at all."""
+        return self.store is not None
+
+    def print(self, *words):
+        """Print on rank 0 only."""
+        if self.main:
+            print(*words, flush=True)
+
+    def print_each(self, text):
+        """Print one line from every rank, in one write so that lines of different processes never mix."""
+        sys.stdout.write(f"[rango {self.rank}] {text}\n")
+        sys.stdout.flush()
+
+    def sum(self, values):
+        """Sum a short list of numbers over all ranks; float64 where the device has it. Returns a list of floats."""
+        if not self.grouped:
+            return [float(value) for value in values]
+        tensor = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        c10d.all_reduce(tensor, group=self.control)
+        return tensor.tolist()
+
+    def barrier(self):
+        """Wait for every rank."""
+        self.sum([0])
+
+    def gather_objects(self, value):
+        """Every rank's `value` (picklable), in rank order, on every rank."""
+        if not self.grouped:
+            return [value]
+        values = [None] * self.world_size
+        c10d.all_gather_object(values, value, group=self.control)
+        return values
+
+    def broadcast_tree(self, tree):
+        """Rank 0's nested dicts, lists and tuples of CPU tensors and plain values, on every rank.
+
+        Tensors travel one at a time, so no rank holds the tree twice. The argument is ignored on other ranks.
+        """
+        if not self.grouped:
+            return tree
+        box = [_skeleton(tree) if self.main else None]
+        c10d.broadcast_object_list(box, src=0, group=self.control)
+        return self._fill(box[0], tree if self.main else None)
+
+    def _fill(self, shape, tree):
+        if isinstance(shape, _TensorShape):
+            tensor = tree.contiguous() if self.main else torch.empty(shape.size, dtype=shape.dtype)
+            if tensor.numel():
+                c10d.broadcast(tensor.reshape(-1).view(torch.uint8), src=0, group=self.control)
+            return tensor
+        if isinstance(shape, dict):
+            return {key: self._fill(part, tree[key] if self.main else None) for key, part in shape.items()}
+        if isinstance(shape, list | tuple):
+            return type(shape)(self._fill(part, tree[i] if self.main else None) for i, part in enumerate(shape))
+        return shape
+
+    def broadcast_weights(self, module):
+        """Send rank 0's parameters and buffers to every process, in place."""
+        if self.grouped:
+            for tensor in module.state_dict().values():
+                c10d.broadcast(tensor, src=0)
+
+    def run_on_main(self, work):
+        """Run `work()` on rank 0 alone, however long it takes, and return its JSON-able result on every rank.
+
+        The others ask the store instead of waiting in a collective, so no time-out limits the work; if rank 0 fails,
+        they fail with its reason.
+        """
+        if not self.grouped:
+            return work()
+        self._turn = getattr(self, "_turn", 0) + 1
+        key = f"main/{self._turn}"
+        if self.main:
+            try:
+                result = work()
+            except BaseException as problem:
+                self.store.set(key, json.dumps({"error": str(problem) or type(problem).__name__}))
+                raise
+            self.store.set(key, json.dumps({"result": result}))
+            return result
+        while not self.store.check([key]):
+            time.sleep(POLL_SECONDS)
+        answer = json.loads(self.store.get(key))
+        if "error" in answer:
+            problem = UserError(f"el rango 0 se ha detenido: {answer['error']}")
+            problem.same_everywhere = True
+            raise problem
+        return answer["result"]
+
+    def post_failure(self, problem):
+        """Leave the reason of our own end where the others look when they lose us; the first reason stays."""
+        if self.grouped:
+            with contextlib.suppress(RuntimeError):  # the store may be what is gone; our problem is already on its way
+                self.store.compare_set("failed", "", f"rango {self.rank}: {problem}")
+
+    def peer_lost(self, problem):
+        """A PeerLost that gives the reason another process left, or what the network said."""
+        said = None
+        with contextlib.suppress(RuntimeError):
+            self.store.set_timeout(timedelta(seconds=2))
+            said = self.store.get("failed").decode() if self.store.check(["failed"]) else None
+        if said:
+            return PeerLost(f"otro proceso se ha detenido: {said}")
+        lines = str(problem).strip().splitlines() or [type(problem).__name__]
+        return PeerLost(f"se ha perdido la comunicación con otro proceso (espera máxima {self.timeout:g} s): compruebe "
+                        f"que todas las máquinas siguen encendidas y en red; lo que dijo la red: {lines[0][:160]}")
+
+    def wrap(self, module):
+        """`module` under DistributedDataParallel, or itself when there is no group."""
+        if not self.grouped:
+            return module
+        devices = [self.device.index] if self.device.type == "cuda" else None
+        return torch.nn.parallel.DistributedDataParallel(
+            module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+@dataclass(frozen=True)
+class _TensorShape:
+    size: tuple
+    dtype: torch.dtype
+
+
+def _skeleton(tree):
+    if isinstance(tree, torch.Tensor):
+        return _TensorShape(tuple(tree.shape), tree.dtype)
+    if isinstance(tree, dict):
+        return {key: _skeleton(part) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_skeleton(part) for part in tree)
+    return tree
+
+
+@contextlib.contextmanager
+def session(args):
+    """Yield this process's Session; the group is closed and the environment restored on any exit.
+
+    args: namespace with backend, dist_timeout and the placement flags (see cli.add_distributed).
+    Raises UserError for a bad or unreachable address and TrainingFault, naming who is missing, when others do not come
+    or leave in the middle.
+    """
+    place = placement.find(args)
+    dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout)
+    if not place.grouped:
+        dist.device = backends.local_device(place.local_rank)
+        yield dist
+        return
+    before = dict(os.environ)
+    try:
+        dist.store = backends.connect_store(place, dist.timeout)
+        with _failures_told(dist):
+            _start_group(dist, place, args.backend)
+            yield dist
+    finally:
+        if c10d.is_initialized():
+            c10d.destroy_process_group()
+            if sys.exc_info()[0] is not None:
+                _say_farewell(dist)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _say_farewell(dist):
+    """After a failure: rank 0, whose process may hold the store, leaves last, so that the others can read why."""
+    with contextlib.suppress(RuntimeError):
+        dist.store.set(f"left/{dist.rank}", "1")
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        keys = [f"left/{rank}" for rank in range(dist.world_size)]
+        while dist.main and time.monotonic() < deadline and not dist.store.check(keys):
+            time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _failures_told(dist):
+    """Tell the others why we leave, and turn a broken collective into one line that says who left and why."""
+    try:
+        yield
+    except PeerLost:
+        raise
+    except (UserError, TrainingFault) as problem:
+        dist.post_failure(problem)
+        raise
+    except RuntimeError as problem:
+        if not is_communication_error(problem):
+            dist.post_failure(problem)
+            raise
+        raise dist.peer_lost(problem) from problem
+
+
+def is_communication_error(problem):
+    """Whether a RuntimeError came from a peer that is gone; gloo has no exception type of its own."""
+    marks = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL",
+             "Broken pipe", "Socket Timeout", "No route to host")
+    return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
+
+
+def _start_group(dist, place, wanted):
+    peers = _join(place, dist.store, dist.timeout)
+    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
+    _choose_interface(place, peers)
+    dist.device = backends.local_device(place.local_rank)
+    dist.backend, dist.fallback = backends.agree_backend(place, dist.store, wanted, dist.device, dist.timeout)
+    limit = timedelta(seconds=dist.timeout)
+    options = {"device_id": dist.device} if dist.backend == "nccl" else {}
+    c10d.init_process_group(dist.backend, store=c10d.PrefixStore(f"group/{dist.backend}", dist.store),
+                            rank=place.rank, world_size=place.world_size, timeout=limit, **options)
+    dist.control = c10d.new_group(backend="gloo", timeout=limit) if dist.backend == "nccl" else c10d.group.WORLD
+    dist.print_each(f"rank={dist.rank} local_rank={dist.local_rank} world_size={dist.world_size} "
+                    f"backend={dist.backend} dispositivo={dist.device} ({backends.device_name(dist.device)}) "
+                    f"máquina={peers[dist.rank]['host']} según {place.source}")
+    if dist.fallback:
+        dist.print(f"fallback=gloo: {dist.fallback}")
+
+
+def _join(place, store, timeout):
+    """Wait until every rank has posted who it is; returns {rank: {"host", "address"}}."""
+    address = placement.address_towards(place.master_addr, place.master_port)
+    store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address}))
+    deadline = time.monotonic() + timeout
+    missing = list(range(place.world_size))
+    while missing:
+        missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+        if missing and time.monotonic() > deadline:
+            hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
+            raise UserError(f"han pasado {timeout:g} s y faltan los rangos {', '.join(map(str, missing))} de "
+                            f"{place.world_size}: compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y "
+                            f"WORLD_SIZE{hint}")
+        if missing:
+            time.sleep(POLL_SECONDS)
+    return {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)}
+
+
+def _choose_interface(place, peers):
+    """Name the interface gloo and NCCL use: the one on the route to the others, which a hostname that resolves to
+    127.x would hide and a second card (docker0, VPN) would confuse."""
+    address = peers[place.rank]["address"]
+    others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
+    if address and address.startswith("127.") and others:
+        address = placement.address_towards(others[0], place.master_port)
+    name = placement.interface_of(address) if address else None
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if name != "lo":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

@@ -1,0 +1,127 @@
+"""Which process am I? Found from flags, torchrun, SLURM or hand-made variables, in that order; no torch needed."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+from aura.errors import UserError
+
+DEFAULT_PORT = 29500  # torchrun's own default
+VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK",
+             "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One process's place. `source` tells who said so; `grouped` is False for a plain single process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    source: str
+    grouped: bool = True
+
+
+def find(args, env=None):
+    """Return the Placement of this process.
+
+    args: namespace with rank, world_size, local_rank, master_addr, master_port (None when not given), distributed.
+    env: the environment (os.environ by default). Raises UserError naming every value that is missing or absurd.
+    """
+    env = os.environ if env is None else env
+    flags = {name: getattr(args, name, None) for name in VARIABLES}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    found, source = _from_environment(env)
+    if flags:
+        found, source = {**found, **flags}, "argumentos"
+    if not {"rank", "world_size"} & found.keys():
+        if getattr(args, "distributed", False) or flags:
+            address = found.get("master_addr", "127.0.0.1")
+            return Placement(0, 0, 1, address, int(found.get("master_port", 0)), "un solo proceso")
+        return Placement(0, 0, 1, "127.0.0.1", 0, "un solo proceso", grouped=False)
+    return _checked(found, source)
+
+
+def _from_environment(env):
+    if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1") or 1) > 1 and "TORCHELASTIC_RUN_ID" not in env \
+            and not ("RANK" in env and "WORLD_SIZE" in env):
+        return _from_slurm(env), "SLURM"
+    found = {name: env[variable] for name, variable in VARIABLES.items() if env.get(variable)}
+    return found, "torchrun" if "TORCHELASTIC_RUN_ID" in env else "variables de entorno"
+
+
+def _from_slurm(env):
+    """Slurm's variables (srun manual, OUTPUT ENVIRONMENT VARIABLES); the port follows from the job's number so that
+    two jobs on one node do not meet."""
+    return {"rank": env["SLURM_PROCID"], "world_size": env["SLURM_NTASKS"], "local_rank": env.get("SLURM_LOCALID", "0"),
+            "master_addr": env.get("MASTER_ADDR") or first_host(env.get("SLURM_JOB_NODELIST")
+                                                                or env.get("SLURM_NODELIST") or "127.0.0.1"),
+            "master_port": env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000}
+
+
+def first_host(node_list):
+    """The first host of a Slurm node list: 'gpu[03-05,9],login' gives 'gpu03'."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", node_list)
+    if not match:
+        raise UserError(f"no se entiende la lista de nodos de SLURM {node_list!r}; indique --master-addr")
+    prefix, first, suffix = match.groups()
+    return prefix + (first or "") + (suffix or "")
+
+
+def _checked(found, source):
+    problems, values = [], {}
+    for name in ("rank", "world_size", "local_rank", "master_port"):
+        default = {"local_rank": 0, "master_port": DEFAULT_PORT}.get(name)
+        raw = found.get(name, default)
+        label = f"--{name.replace('_', '-')} (o {VARIABLES[name]})"
+        if raw is None:
+            problems.append(f"falta {label}")
+        elif not re.fullmatch(r"\d+", str(raw)):
+            problems.append(f"{label}: {raw!r} no es un número entero desde 0")
+        else:
+            values[name] = int(raw)
+    rank, world_size = values.get("rank"), values.get("world_size")
+    if world_size == 0:
+        problems.append("WORLD_SIZE: 0 procesos no pueden entrenar; indique 1 o más")
+    elif rank is not None and world_size is not None and rank >= world_size:
+        problems.append(f"el rango {rank} no existe con {world_size} procesos (van de 0 a {world_size - 1})")
+    if not 1 <= values.get("master_port", 1) <= 65535:
+        problems.append(f"MASTER_PORT: {values['master_port']} no es un puerto (de 1 a 65535)")
+    address = found.get("master_addr") or ("127.0.0.1" if world_size == 1 else None)
+    if address is None:
+        problems.append("falta --master-addr (o MASTER_ADDR): la dirección de la máquina del rango 0 "
+                        "(127.0.0.1 si todos los procesos están en esta)")
+    if problems:
+        raise UserError("; ".join(problems))
+    return Placement(master_addr=address, source=source, **values)
+
+
+def address_towards(host, port):
+    """This machine's IPv4 address on the route to `host`, or None when it cannot be told. Sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port or 1))
+            return probe.getsockname()[0]
+    except OSError:
+        return None
+
+
+def interface_of(address):
+    """The name of the network interface that carries the IPv4 `address`; None where the system does not tell."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: gloo chooses by itself there
+        return None
+    siocgifaddr = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), siocgifaddr, name.encode()[:15].ljust(40, b"\0"))
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
