@@ -114,6 +114,7 @@ def _translate(message):
 
 def run(main):
     """Call `main()` and leave with its exit code, or with one line and the code that belongs to the problem."""
+    sys.stdout.reconfigure(line_buffering=True)  # a log that is piped to a file must not lag behind by pages
     launcher = os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
     spokesman = not launcher or (os.environ.get("RANK") or os.environ.get("SLURM_PROCID")) == "0"
     try:
@@ -150,3 +151,68 @@ def add_placement(group):
     group.add_argument("--local-rank", type=number(int, low=0), help="número de este proceso dentro de su máquina")
     group.add_argument("--master-addr", help="dirección de la máquina del proceso 0")
     group.add_argument("--master-port", type=number(int, low=1, high=65535), help="puerto libre en esa máquina")
+
+
+def add_data(parser):
+    """Arguments that choose and prepare the text."""
+    group = parser.add_argument_group("datos")
+    group.add_argument("--dataset-name", metavar="NOMBRE|RUTA",
+                       help="muestra (incluida), wikipedia, oscar, o la ruta de un .txt o .jsonl (también .gz) o una "
+                            "carpeta; sin ella, lo último que se preparó en --data-dir")
+    group.add_argument("--dataset-max-tokens", type=number(int, low=1), metavar="N",
+                       help="se detiene al llegar a N tokens (wikipedia y oscar: 100 millones si no se indica)")
+    group.add_argument("--data-dir", default="./Data", help="carpeta de los datos preparados")
+    group.add_argument("--tokenizer", metavar="RUTA", help="modelo de SentencePiece ya entrenado")
+    group.add_argument("--vocab-size", type=number(int, low=1), help="piezas del tokenizador (según el preset)")
+    group.add_argument("--val-fraction", type=number(float, low=0, high=0.5), metavar="F",
+                       help="parte de los documentos para validación (según el tamaño del corpus)")
+    group.add_argument("--prepare", action="store_true", help="prepara los datos y termina")
+
+
+def add_training(parser):
+    """Arguments of the recipe; None means that the preset decides."""
+    group = parser.add_argument_group("entrenamiento (lo que no se indica lo decide el preset)")
+    group.add_argument("--epochs", type=number(int, low=1), help="vueltas al corpus")
+    group.add_argument("--max-steps", type=number(int, low=1), metavar="N", help="pasos; manda sobre --epochs")
+    group.add_argument("--batch-size", type=number(int, low=1), help="secuencias por proceso y micro-lote")
+    group.add_argument("--grad-accum", type=number(int, low=1), help="micro-lotes por paso")
+    group.add_argument("--lr", type=number(float, above=0), help="tasa de aprendizaje máxima")
+    group.add_argument("--min-lr-ratio", type=number(float, low=0, high=1), default=0.1,
+                       help="tasa final como parte de la máxima")
+    group.add_argument("--weight-decay", type=number(float, low=0), default=0.1, help="solo en las matrices")
+    group.add_argument("--warmup-ratio", type=number(float, low=0, high=1), default=0.03,
+                       help="parte de los pasos en que la tasa sube")
+    group.add_argument("--grad-clip", type=number(float, low=0), default=1.0, help="norma máxima; 0: sin límite")
+    group.add_argument("--precision", type=choice("auto", "bf16", "fp16", "fp32"), default="auto",
+                       help="auto: bf16 o fp16 con GPU, fp32 en CPU")
+    group.add_argument("--seed", type=number(int, low=0, high=2**63 - 1), default=1234, help="semilla de todo")
+    group.add_argument("--compile", action="store_true", help="usa torch.compile")
+    group.add_argument("--nan-policy", type=choice("restart", "skip", "stop"), default="restart",
+                       help="ante un NaN: restaurar los pesos, saltar el paso o parar")
+
+
+def add_logging(parser):
+    """Arguments of what a run tells."""
+    group = parser.add_argument_group("registro y muestras")
+    group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS")
+    group.add_argument("--log-dir", default="./logs", help="train.csv, loss.png y TensorBoard")
+    group.add_argument("--eval-interval", type=number(int, low=1), metavar="PASOS",
+                       help="cada cuánto se valida (por defecto: cada época, o cada 500 pasos si llega antes)")
+    group.add_argument("--eval-windows", type=number(int, low=0), default=400, metavar="N",
+                       help="secuencias de validación, repartidas por igual; 0: todas")
+    group.add_argument("--sample-prompt", default="En un lugar", help="principio del texto de muestra")
+    group.add_argument("--sample-length", type=number(int, low=0), default=80, metavar="TOKENS",
+                       help="longitud de la muestra de cada época; 0: ninguna")
+
+
+def add_checkpoints(parser, output):
+    """Arguments of what a run keeps. output: default name of the final model."""
+    group = parser.add_argument_group("puntos de control")
+    group.add_argument("--checkpoint-dir", default="./checkpoints")
+    group.add_argument("--checkpoint-freq", type=number(int, low=0), default=500, metavar="PASOS",
+                       help="0: solo al final o al parar")
+    group.add_argument("--keep-checkpoints", type=number(int, low=1), default=3, metavar="N",
+                       help="cuántos se conservan")
+    group.add_argument("--resume", default="auto", metavar="auto|none|RUTA",
+                       help="auto: el último que esté entero; none: empezar de cero")
+    group.add_argument("--output", default=output, help="modelo final; a su lado, configuración y tokenizador")

@@ -1,0 +1,250 @@
+"""Documents, one at a time and in bounded memory: from files, from the Hub, from the built-in sample."""
+
+import codecs
+import gzip
+import itertools
+import json
+import re
+import statistics
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aura import sample_text
+from aura.errors import UserError
+from aura.files import explain
+
+SAMPLE_NAME = "muestra"
+SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
+DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this many bytes ...
+DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many
+CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
+RECORD_BYTES_MAX = 256 << 20
+LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
+DAMAGE_LIMIT = 0.01
+SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+# Repositories in Parquet: `datasets` 4 and later no longer runs loading scripts, which the first OSCAR needs.
+HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.es"), "oscar": ("oscar-corpus/mOSCAR", "spa_Latn")}
+HUB_DEFAULT_TOKENS = 100_000_000
+
+
+@dataclass
+class Damage:
+    """Lines that were not valid UTF-8 or not valid JSON."""
+
+    lines: int = 0
+    bad: int = 0
+    first: str = ""
+
+    def add(self, path, line, reason):
+        """Count one bad line; the first is remembered with its file, number and reason."""
+        self.bad += 1
+        self.first = self.first or f"{path}, línea {line}: {reason}"
+
+    def check(self, path):
+        """Raise UserError when more than 1 % of the lines were bad."""
+        if self.bad > DAMAGE_LIMIT * self.lines:
+            raise UserError(f"{self.bad} de {self.lines} líneas están dañadas (la primera: {self.first}): más del 1 %; "
+                            f"corrija {str(path)!r} o conviértalo a UTF-8")
+
+
+@dataclass
+class Corpus:
+    """A source of documents that can be read more than once.
+
+    name: the folder's name under --data-dir. source: what identifies the content, JSON-able. total_bytes: size on
+    disk, None when unknown. progress: bytes of the source read so far. damage: what was wrong in the last reading.
+    """
+
+    name: str
+    source: dict
+    total_bytes: int | None = None
+    progress: int = 0
+    damage: Damage = field(default_factory=Damage)
+
+    def documents(self) -> Iterator[str]:
+        """Yield the documents as str, in the same order each time. Raises UserError for what cannot be read."""
+        self.progress, self.damage = 0, Damage()
+        if self.source["kind"] == "muestra":
+            yield from sample_text.documents(self.source["seed"], self.source["bytes"])
+        elif self.source["kind"] == "hub":
+            yield from _hub_documents(self.source)
+        else:
+            for path in map(Path, self.source["files"]):
+                yield from _file_documents(path, self)
+                self.damage.check(path)
+
+
+def open_corpus(name, seed=0, max_tokens=None):
+    """The Corpus called `name`: 'muestra', a Hub corpus of HUB, or a path to a file or folder.
+
+    Raises UserError when there is no such file or nothing readable in the folder.
+    """
+    if name == SAMPLE_NAME:
+        size = SAMPLE_BYTES if max_tokens is None else max(SAMPLE_BYTES, 8 * max_tokens)
+        return Corpus(name, {"kind": "muestra", "seed": seed, "bytes": size}, size)
+    if name in HUB:
+        repository, configuration = HUB[name]
+        return Corpus(name, {"kind": "hub", "repository": repository, "configuration": configuration})
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"--dataset-name {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)} o la ruta de un "
+                        ".txt, un .jsonl (también .gz) o una carpeta")
+    files = _files_below(path)
+    stats = [file.stat() for file in files]
+    source = {"kind": "ficheros", "files": [str(file.resolve()) for file in files],
+              "bytes": [stat.st_size for stat in stats], "modified_ns": [stat.st_mtime_ns for stat in stats]}
+    return Corpus(_folder_name(path), source, sum(source["bytes"]))
+
+
+def _folder_name(path):
+    stem = path.resolve().name
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        stem = stem.removesuffix(suffix)
+    return re.sub(r"[^\w.-]+", "_", stem).strip("._") or "corpus"
+
+
+def _files_below(path):
+    if path.is_file():
+        if not path.name.endswith(SUFFIXES):
+            raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen {', '.join(SUFFIXES)}")
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file()
+                   and not any(part.startswith(".") for part in file.relative_to(path).parts))
+    if not files:
+        raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}")
+    return files
+
+
+def _file_documents(path, corpus):
+    plain = path.name.removesuffix(".gz")
+    try:
+        with open(path, "rb") as raw, (gzip.open(raw) if path.name.endswith(".gz") else raw) as file:
+            lines = _tell_progress(_lines(file, path, corpus.damage, whole=plain.endswith(".jsonl")), raw, corpus)
+            if plain.endswith(".jsonl"):
+                yield from _json_documents(lines, path, corpus.damage)
+            else:
+                yield from _text_documents(lines)
+            corpus.progress += path.stat().st_size
+    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
+        raise UserError(f"{str(path)!r}: el gzip está dañado o incompleto ({problem}); vuelva a descargarlo"
+                        ) from problem
+    except OSError as problem:
+        raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
+
+
+def _tell_progress(lines, raw, corpus):
+    start = corpus.progress
+    for number, line in enumerate(lines):
+        if number % 256 == 0:
+            corpus.progress = start + raw.tell()
+        yield line
+    corpus.progress = start
+
+
+def _lines(file, path, damage, whole):
+    """Yield (number, text) for each line; bytes that are not UTF-8 become U+FFFD and their line is counted as bad.
+
+    whole: lines must not be split (JSON records); otherwise very long ones come in pieces of CHUNK_BYTES.
+    """
+    limit = RECORD_BYTES_MAX if whole else CHUNK_BYTES
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    number, fresh, damaged = 0, True, False
+    while raw := file.readline(limit):
+        if fresh:
+            number, damaged = number + 1, False
+            damage.lines += 1
+        if whole and len(raw) == limit and not raw.endswith(b"\n"):
+            raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
+        fresh = raw.endswith(b"\n")
+        if number == 1:
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = decoder.decode(raw, final=fresh)
+        except UnicodeDecodeError:
+            pending = decoder.getstate()[0]
+            decoder.reset()
+            text = (pending + raw).decode("utf-8", "replace")
+            if not damaged:
+                damage.add(path, number, "no es UTF-8 válido")
+                damaged = True
+        yield number, text.replace("\r\n", "\n")
+
+
+def _json_documents(lines, path, damage):
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            text.encode("utf-8")  # "\ud800" is valid JSON and not a character
+        except (json.JSONDecodeError, RecursionError):
+            damage.add(path, number, "no es JSON válido")
+        except (KeyError, TypeError, AttributeError):
+            damage.add(path, number, "falta la clave «text» con un texto")
+        except UnicodeEncodeError:
+            damage.add(path, number, "el texto contiene medio carácter (sustituto suelto)")
+        else:
+            if text.strip():
+                yield text
+
+
+def _text_documents(lines):
+    """One document a line, or running text cut at blank lines: told apart by the first pieces of the file."""
+    head = list(itertools.islice(lines, 2000))
+    lengths = [len(text) for _, text in head if text.strip()]
+    blank = any(not text.strip() for _, text in head[:-1])
+    lines = itertools.chain(head, lines)
+    if len(lengths) > 1 and not blank and statistics.median(lengths) >= LINE_PER_DOCUMENT:
+        yield from _line_documents(lines)
+    else:
+        yield from _running_documents(lines)
+
+
+def _line_documents(lines):
+    parts = []
+    for _, text in lines:
+        parts.append(text.rstrip("\n"))
+        if text.endswith("\n") or sum(map(len, parts)) > DOCUMENT_BYTES_MAX:
+            if any(part.strip() for part in parts):
+                yield "".join(parts)
+            parts = []
+    if any(part.strip() for part in parts):
+        yield "".join(parts)
+
+
+def _running_documents(lines):
+    parts, size = [], 0
+    for _, text in lines:
+        if parts or text.strip():
+            parts.append(text)
+            size += len(text)
+        if size >= (DOCUMENT_BYTES_MAX if text.strip() else DOCUMENT_BYTES):
+            yield "".join(parts).rstrip("\n")
+            parts, size = [], 0
+    rest = "".join(parts).rstrip("\n")
+    if rest.strip():
+        yield rest
+
+
+def _hub_documents(source):
+    try:
+        import datasets
+    except ImportError as problem:
+        raise UserError("para leer corpus de Hugging Face falta el paquete «datasets»: instálelo con "
+                        "`pip install datasets`, o dé la ruta de un fichero de texto") from problem
+    datasets.disable_progress_bars()
+    where = source["repository"]
+    try:
+        rows = datasets.load_dataset(where, source["configuration"], split="train", streaming=True)
+        for row in rows:
+            text = row["text"]
+            if not isinstance(text, str):  # mOSCAR: the paragraphs of a page, each {"text": ...}
+                text = "\n".join(part["text"] if isinstance(part, dict) else part for part in text)
+            if text.strip():
+                yield text
+    except (OSError, ValueError, RuntimeError) as problem:  # what datasets, its HTTP client and the Hub raise
+        line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise UserError(f"no se puede leer {where!r} de Hugging Face ({line[:160]}): compruebe la conexión, o dé la "
+                        "ruta de un fichero de texto") from problem

@@ -1,0 +1,273 @@
+"""A prepared data set: a folder of token shards with its tokenizer and a JSON that is written last.
+
+    Data/quijote/train-00000.bin ...  val-00000.bin ...  tokenizer.model  dataset.json
+
+The folder is built beside its final name and renamed when whole, so nothing half-made is ever taken for whole.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from aura import corpus as corpora
+from aura import tokenizer as tokenizers
+from aura import tokens
+from aura.errors import UserError
+from aura.files import PARTIAL_SUFFIX, explain, write_json
+
+FORMAT = 1
+BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
+LINE_SECONDS = 20  # between two progress lines where there is no terminal
+SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
+VALIDATION_BYTES = 5_000_000  # what validation needs at most, between 0.1 % and 5 % of the corpus
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared folder and what its dataset.json says."""
+
+    directory: Path
+    meta: dict
+
+    def shards(self, split):
+        """Paths of the shards of 'train' or 'val'."""
+        return [self.directory / shard["file"] for shard in self.meta["splits"][split]["shards"]]
+
+    def tokens(self, split):
+        """How many tokens 'train' or 'val' has."""
+        return self.meta["splits"][split]["tokens"]
+
+    @property
+    def vocab_size(self):
+        """Size of the vocabulary, control tokens included."""
+        return self.meta["tokenizer"]["vocab_size"]
+
+    @property
+    def sha256(self):
+        """A hash over the shards and the tokenizer: the same content has the same hash on every machine."""
+        return self.meta["sha256"]
+
+    def load_tokenizer(self):
+        """The Tokenizer the shards were written with."""
+        return tokenizers.Tokenizer.load(self.directory / self.meta["tokenizer"]["file"])
+
+    def files(self):
+        """[(name, sha256)] of everything but dataset.json."""
+        shards = [shard for split in self.meta["splits"].values() for shard in split["shards"]]
+        return [(shard["file"], shard["sha256"]) for shard in shards] + [
+            (self.meta["tokenizer"]["file"], self.meta["tokenizer"]["sha256"])]
+
+    def verify(self):
+        """Read every shard and compare checksums. Raises UserError naming the file and the place."""
+        for split in self.meta["splits"]:
+            for path in self.shards(split):
+                tokens.verify_shard(path, self.vocab_size)
+
+
+def read(directory):
+    """The Dataset in `directory`, or None when there is none. Raises UserError for a dataset.json that is broken."""
+    path = Path(directory) / "dataset.json"
+    if not path.exists():
+        return None
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        if meta["format"] != FORMAT:
+            raise UserError(f"{str(path)!r} es de otra versión ({meta['format']}): vuelva a preparar los datos con "
+                            "--prepare")
+        return Dataset(Path(directory), meta)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"{str(path)!r} está dañado: borre esa carpeta y prepare los datos de nuevo con --prepare"
+                        ) from problem
+
+
+def latest(data_dir):
+    """The Dataset prepared last in `data_dir`, or None."""
+    found = [read(path.parent) for path in Path(data_dir).glob("*/dataset.json")]
+    return max(found, key=lambda dataset: dataset.meta["prepared_at"], default=None)
+
+
+def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None, max_tokens=None,
+            note=print):
+    """Turn `corpus` into a prepared folder data_dir/NAME, or return the one that is there already for the same
+    source and options. Uses all cores; memory does not grow with the corpus.
+
+    max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation.
+    Raises UserError for bad input; the folder of an earlier preparation is then untouched.
+    """
+    if corpus.source["kind"] == "hub":
+        max_tokens = max_tokens or corpora.HUB_DEFAULT_TOKENS
+    tokenizer = tokenizers.Tokenizer.load(tokenizer_path) if tokenizer_path else None
+    options = {"vocab_size": vocab_size if tokenizer is None else tokenizer.vocab_size, "max_tokens": max_tokens,
+               "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
+    final = Path(data_dir) / corpus.name
+    existing = read(final)
+    if existing and existing.meta["source"] == corpus.source and existing.meta["options"] == options:
+        return existing
+    partial = partial_folder(data_dir, corpus.name)
+    _remove_abandoned(data_dir)
+    started = time.monotonic()
+    try:
+        partial.mkdir(parents=True)
+        if tokenizer is None:
+            note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
+            tokenizer = tokenizers.train(_sample(corpus), vocab_size, note)
+        if not tokenizer.lossless:
+            note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o normaliza).")
+        meta = _encode(corpus, partial, tokenizer, _validation_threshold(corpus, val_fraction), max_tokens,
+                       note)
+        meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": time.time(), "command": sys.argv,
+                 "source": corpus.source, "options": options}
+        write_json(partial / "dataset.json", meta)
+        put_in_place(partial, final)
+    except OSError as problem:
+        raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)})"
+                        ) from problem
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    dataset = read(final)
+    _summarise(dataset, time.monotonic() - started, note)
+    return dataset
+
+
+def _remove_abandoned(data_dir):
+    for partial in Path(data_dir).glob(f".*{PARTIAL_SUFFIX}"):
+        pid = partial.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def partial_folder(data_dir, name):
+    """Where a folder is built before it takes its name; a later run removes it when this process is gone."""
+    return Path(data_dir) / f".{name}.{os.getpid()}{PARTIAL_SUFFIX}"
+
+
+def put_in_place(partial, final):
+    """Rename; an older folder of that name is moved out of the way first and removed last."""
+    old = partial_folder(final.parent, f"{final.name}.viejo")
+    if final.exists():
+        os.rename(final, old)
+    os.rename(partial, final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _share(document):
+    """A number in [0, 1) that depends on the text alone, so that equal documents fall on the same side."""
+    return int.from_bytes(hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest(), "big") / 2**64
+
+
+def _validation_threshold(corpus, fraction):
+    """Documents whose share lies below this go to validation. In a small corpus at least one document does, and at
+    least one does not."""
+    size = corpus.total_bytes
+    if fraction is None:
+        fraction = min(0.05, max(0.001, VALIDATION_BYTES / size)) if size else 0.002
+    if fraction == 0 or size is None or size > SMALL_CORPUS_BYTES:
+        return fraction
+    shares = sorted({_share(document) for document in corpus.documents()})
+    if len(shares) < 2:
+        return 0.0
+    return min(max(fraction, np.nextafter(shares[0], 1)), shares[-1])
+
+
+def _sample(corpus):
+    """Documents spread evenly over the corpus where its size is known, the first ones of a stream else."""
+    size = corpus.total_bytes or 0
+    keep = min(1.0, tokenizers.SAMPLE_BYTES / size) if size else 1.0
+    accumulated = 1.0
+    for document in corpus.documents():
+        accumulated += keep
+        if accumulated >= 1:
+            accumulated -= 1
+            yield document
+
+
+def _batches(documents):
+    batch, size = [], 0
+    for document in documents:
+        batch.append(document)
+        size += len(document)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(corpus, directory, tokenizer, threshold, max_tokens, note):
+    """Write shards and tokenizer into `directory`; returns the part of dataset.json that they determine."""
+    writers = {split: tokens.ShardWriter(directory, split, tokenizer.vocab_size) for split in ("train", "val")}
+    counts = {split: {"documents": 0, "bytes": 0, "tokens": 0} for split in writers}
+    total = 0
+    progress = _Progress(corpus, max_tokens, note)
+    with progress.bar:
+        for batch in _batches(corpus.documents()):
+            for document, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+                ids.append(tokenizer.eos_id)
+                room = len(ids) if max_tokens is None else max(0, min(len(ids), max_tokens - total))
+                split = "val" if _share(document) < threshold else "train"
+                writers[split].write(np.asarray(ids[:room], dtype=np.int64))
+                counts[split]["documents"] += 1
+                counts[split]["bytes"] += len(document.encode("utf-8"))
+                counts[split]["tokens"] += room
+                total += room
+                if max_tokens is not None and total >= max_tokens:
+                    break
+            progress.advance(total)
+            if max_tokens is not None and total >= max_tokens:
+                break
+    if not total:
+        raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto")
+    shards = {split: writer.close() for split, writer in writers.items()}
+    (directory / "tokenizer.model").write_bytes(tokenizer.model)
+    splits = {split: {**counts[split], "shards": shards[split]} for split in writers}
+    digest = hashlib.sha256(tokenizer.sha256.encode())
+    for shard in itertools.chain(*shards.values()):
+        digest.update(shard["sha256"].encode())
+    return {"tokenizer": {"file": "tokenizer.model", "sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size},
+            "splits": splits, "sha256": digest.hexdigest(),
+            "damage": {"lines": corpus.damage.lines, "bad": corpus.damage.bad, "first": corpus.damage.first}}
+
+
+class _Progress:
+    """A bar over the bytes of the source, or over the tokens where those are what ends the work; where the console is
+    not a terminal, a line now and then instead."""
+
+    def __init__(self, corpus, max_tokens, note):
+        self.corpus, self.note = corpus, note
+        self.by_tokens = corpus.total_bytes is None or (corpus.source["kind"] == "muestra" and max_tokens is not None)
+        self.total = max_tokens if self.by_tokens else corpus.total_bytes
+        self.bar = tqdm(total=self.total, unit="tok" if self.by_tokens else "B", unit_scale=True, desc="Preparando",
+                        disable=None, mininterval=1.0)
+        self.started = self.told = time.monotonic()
+
+    def advance(self, tokens_written):
+        """Show that `tokens_written` tokens are done."""
+        position = tokens_written if self.by_tokens else self.corpus.progress
+        self.bar.set_postfix_str(f"{tokens_written / 1e6:.1f} M tokens", refresh=False)
+        self.bar.update(position - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and now - self.told > LINE_SECONDS and position:
+            left = (now - self.started) * (self.total / position - 1)
+            self.note(f"Preparando: {100 * position / self.total:.0f} %, {tokens_written / 1e6:.1f} M tokens, "
+                      f"faltan unos {left / 60:.1f} min")
+            self.told = now
+
+
+def _summarise(dataset, seconds, note):
+    splits, damage = dataset.meta["splits"], dataset.meta["damage"]
+    note(f"Datos preparados en {dataset.directory} ({seconds:.0f} s): {splits['train']['tokens']} tokens de "
+         f"entrenamiento en {splits['train']['documents']} documentos, {splits['val']['tokens']} de validación en "
+         f"{splits['val']['documents']}, vocabulario de {dataset.vocab_size}.")
+    if damage["bad"]:
+        note(f"Aviso: {damage['bad']} de {damage['lines']} líneas estaban dañadas; la primera: {damage['first']}.")
+    if not splits["val"]["tokens"]:
+        note("Aviso: sin documentos de validación; no habrá pérdida de validación.")

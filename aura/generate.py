@@ -1,0 +1,52 @@
+"""Generate text from a trained model.
+
+    python -m aura.generate --checkpoint gpt2_spanish.pth --prompt "En un lugar de la Mancha"
+"""
+
+import time
+
+import torch
+
+from aura import cli, pretrain, sampling
+from aura.errors import EXIT_OK, UserError
+from aura.models.gpt import GPT, GPTConfig
+
+
+def build_parser():
+    """The arguments of this command."""
+    parser = cli.Parser(prog="python -m aura.generate", description="Genera texto con un modelo entrenado.")
+    parser.add_argument("--checkpoint", default="gpt2_spanish.pth", help="modelo .pth o punto de control ckpt-*.pt")
+    parser.add_argument("--prompt", default="", help="el principio del texto")
+    parser.add_argument("--length", type=cli.number(int, low=1), default=200, help="cuántos tokens, como mucho")
+    parser.add_argument("--temperature", type=cli.number(float, low=0), default=0.8, help="0: siempre el más probable")
+    parser.add_argument("--top-k", type=cli.number(int, low=0), default=50, help="elige entre los K mejores; 0: todos")
+    parser.add_argument("--top-p", type=cli.number(float, above=0, high=1), default=1.0,
+                        help="elige entre los que suman esta probabilidad")
+    parser.add_argument("--num-samples", type=cli.number(int, low=1), default=1, help="cuántos textos")
+    parser.add_argument("--seed", type=cli.number(int, low=0), default=0, help="semilla; la misma da el mismo texto")
+    return parser
+
+
+def main():
+    """Load the model, print the texts; returns the exit code."""
+    args = build_parser().parse_args()
+    config, weights, tokenizer = pretrain.read_output(args.checkpoint)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = GPT(GPTConfig(**config)).to(device)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as problem:
+        raise UserError(f"--checkpoint {args.checkpoint!r}: los pesos no corresponden a su configuración") from problem
+    prompt = tokenizer.encode(args.prompt) or [tokenizer.eos_id]
+    for number in range(args.num_samples):
+        started = time.perf_counter()
+        ids = sampling.generate(model, prompt, args.length, eos_id=tokenizer.eos_id, seed=args.seed + number,
+                                temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+        seconds = time.perf_counter() - started
+        print(args.prompt + tokenizer.decode(ids))
+        print(f"--- {len(ids)} tokens, {len(ids) / seconds:.0f} tokens/s ---")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    cli.run(main)

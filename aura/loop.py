@@ -1,0 +1,227 @@
+"""The training loop: one flat function that every script calls, and the small objects it needs.
+
+Order of one step: accumulate micro-batches (gradients travel with the last one), agree on loss, tokens, finiteness and
+a wish to stop, clip, step, report, save.
+"""
+
+import contextlib
+import math
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from aura.checkpoint import cpu_copy
+from aura.distributed import is_communication_error
+from aura.errors import PeerLost, TrainingFault
+from aura.signals import orderly_stop
+
+FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
+SMALLEST_LOSS_SCALE = 1.0  # an fp16 scale below this means the gradients themselves are not finite
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the loop does when. Intervals are in optimiser steps; 0 means never."""
+
+    max_steps: int
+    micro_tokens: int  # about how many tokens a micro-batch has: its loss is divided by this, so that fp16 sees values
+    # near 1; the true count, which may vary, is put right before the step
+    grad_accum: int = 1
+    grad_clip: float = 1.0
+    log_interval: int = 10
+    eval_interval: int = 0
+    sample_interval: int = 0
+    checkpoint_freq: int = 0
+    nan_policy: str = "restart"  # restart | skip | stop
+    seed: int = 0
+
+
+@dataclass
+class Progress:
+    """How far a run has come; stored in each checkpoint. step: optimiser steps done."""
+
+    step: int = 0
+    tokens: int = 0
+    lr_scale: float = 1.0
+    faults: int = 0
+
+
+class Precision:
+    """Automatic mixed precision for one device. name: 'bf16', 'fp16' or 'fp32'."""
+
+    def __init__(self, name, device):
+        self.name, self.device_type = name, device.type
+        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}[name]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self):
+        """The context of a forward pass."""
+        return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.dtype is not None)
+
+
+def step_seed(seed, step, rank):
+    """The seed of dropout in one step of one rank: random state as a pure function, so that resuming needs no more
+    than the step. (SplitMix64's multipliers, Steele et al. 2014, to spread neighbouring steps.)"""
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**64
+    mixed = (mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93 % 2**64
+    return (mixed ^ (mixed >> 32)) % 2**63
+
+
+def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, policy, dist, precision, *,
+          progress=None, evaluate=None, sample=None, reinitialise=None):
+    """Train `model` until policy.max_steps or until a signal asks every rank to stop.
+
+    model: the module, wrapped by dist.wrap or not. loss_fn(model, batch) -> (sum of the losses of the tokens that
+    count, how many count), both on the device or plain. schedule(step) -> learning rate. evaluate() -> dict of
+    metrics, on all ranks. sample(step) -> None. reinitialise(): fresh weights, for a NaN before any checkpoint.
+    Returns (Progress, number of the signal that ended the run or 0).
+    Raises TrainingFault, naming the last checkpoint, when NaNs do not end, a rank is lost or nothing can be saved.
+    """
+    progress = progress or Progress()
+    module = plain(model)
+    with orderly_stop() as request, _checkpoint_named(checkpointer, dist):
+        stop = 0
+        while progress.step < policy.max_steps and not stop:
+            started = time.perf_counter()
+            lr = schedule(progress.step) * progress.lr_scale
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            torch.manual_seed(step_seed(policy.seed, progress.step, dist.rank))
+            model.train()
+            loss, count = _accumulate(model, loss_fn, loader, policy, precision)
+            precision.scaler.unscale_(optimizer)
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            loss, count, stop = _agree(dist, loss, count, request.number)
+            factor = policy.micro_tokens * dist.world_size / count
+            norm = norm.item() * factor
+            progress.step += 1
+            progress.tokens += int(count)
+
+            overflow = precision.scaler.is_enabled() and precision.scaler.get_scale() >= SMALLEST_LOSS_SCALE
+            faulty = not math.isfinite(loss) or (not math.isfinite(norm) and not overflow)
+            if faulty:
+                precision.scaler.update()
+                _recover(progress, loss, norm, policy, module, optimizer, precision, checkpointer, reporter, dist,
+                         reinitialise)
+            else:
+                clip = min(1.0, policy.grad_clip / (norm + 1e-6)) if policy.grad_clip else 1.0
+                torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
+                precision.scaler.step(optimizer)
+                precision.scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            reporter.count(count, time.perf_counter() - started)
+
+            last = progress.step == policy.max_steps
+            metrics = {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens,
+                       "epoch": loader.epoch + loader.samples / loader.windows}
+            evaluated = evaluate is not None and (last or _due(progress.step, policy.eval_interval))
+            if evaluated:
+                metrics |= evaluate()
+            if evaluated or last or _due(progress.step, policy.log_interval) or progress.step == 1:
+                reporter.log(progress.step, **metrics)
+            if sample is not None and (last or _due(progress.step, policy.sample_interval)):
+                sample(progress.step)
+            if last or stop or _due(progress.step, policy.checkpoint_freq):
+                progress.faults = progress.faults if faulty else 0
+                checkpointer.save(progress.step, state_of(module, optimizer, precision, loader, policy, progress))
+    return progress, stop
+
+
+def _due(step, interval):
+    return interval > 0 and step % interval == 0
+
+
+def plain(model):
+    """The module itself, without DistributedDataParallel's or torch.compile's wrapper."""
+    model = getattr(model, "module", model)
+    return getattr(model, "_orig_mod", model)
+
+
+def _accumulate(model, loss_fn, loader, policy, precision):
+    """Backward of all micro-batches; gradients are exchanged with the last one. Returns (sum of losses, tokens)."""
+    loss_sum, count = 0.0, 0
+    for micro in range(policy.grad_accum):
+        last = micro == policy.grad_accum - 1
+        quiet = model.no_sync() if hasattr(model, "no_sync") and not last else contextlib.nullcontext()
+        with quiet:
+            with precision.autocast():
+                loss, tokens = loss_fn(model, loader.next())
+            precision.scaler.scale(loss / policy.micro_tokens).backward()
+        loss_sum = loss_sum + loss.detach()
+        count += tokens
+    return loss_sum, count
+
+
+def _agree(dist, loss, count, signal_number):
+    """Global mean loss per token, global token count, and the highest signal any rank received."""
+    signals = [0.0] * dist.world_size
+    signals[dist.rank] = float(signal_number)
+    loss_sum, total, *signals = dist.sum([loss.item(), float(count), *signals])
+    return (loss_sum / total if total else math.nan), max(total, 1.0), int(max(signals))
+
+
+def _recover(progress, loss, norm, policy, module, optimizer, precision, checkpointer, reporter, dist, reinitialise):
+    """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step."""
+    progress.faults += 1
+    what = f"pérdida {loss:g}, gradiente {norm:g}"
+    if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
+        times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
+        raise _agreed_fault(f"la pérdida o el gradiente no es finito en el paso {progress.step} ({what}){times}; "
+                            "pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
+    if policy.nan_policy == "skip":
+        reporter.event(progress.step, f"{what}: se salta este paso")
+        return
+    progress.lr_scale *= 0.5
+    state = checkpointer.load("auto")
+    if state is not None:
+        module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        came_from = f"se restauran los pesos de {checkpointer.last}"
+    else:
+        reinitialise()
+        optimizer.state.clear()
+        came_from = "no hay punto de control: se reinician los pesos"
+    dist.broadcast_weights(module)
+    reporter.event(progress.step, f"{what}: {came_from}; la tasa de aprendizaje, por {progress.lr_scale:g}")
+
+
+def _agreed_fault(text):
+    fault = TrainingFault(text)
+    fault.same_everywhere = True
+    return fault
+
+
+@contextlib.contextmanager
+def _checkpoint_named(checkpointer, dist):
+    """Let every fault of training end with the checkpoint to go on from."""
+    try:
+        yield
+    except TrainingFault as fault:
+        if checkpointer.named() not in str(fault):
+            fault.args = (f"{fault}; {checkpointer.named()}",)
+        raise
+    except RuntimeError as problem:
+        if not (dist.grouped and is_communication_error(problem)):
+            raise
+        raise PeerLost(f"{dist.peer_lost(problem)}; {checkpointer.named()}") from problem
+
+
+def state_of(module, optimizer, precision, loader, policy, progress):
+    """Everything a run needs to go on, as nested dicts of CPU tensors and plain values."""
+    return cpu_copy({
+        "model": module.state_dict(), "optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict(),
+        "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale}, "loader": loader.state_dict(),
+        "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)})
+
+
+def restore(state, module, optimizer, precision, loader=None):
+    """Put a checkpoint's state back; returns its Progress. The loader is left alone when None."""
+    module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    if precision.scaler.is_enabled() and state["scaler"]:
+        precision.scaler.load_state_dict(state["scaler"])
+    if loader is not None:
+        loader.load_state_dict(state["loader"])
+    return Progress(**state["progress"])

@@ -1,0 +1,169 @@
+"""GPT-2 as published: pre-norm, learned positions, tanh GELU, tied head (Radford et al. 2019; openai/gpt-2)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from aura import ops
+from aura.errors import UserError
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT-2. seq_len is the longest context, the length of the position table."""
+
+    vocab_size: int = 32_000
+    seq_len: int = 1024
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    dropout: float = 0.1
+
+    def check(self):
+        """Raise UserError when the heads do not divide the width."""
+        if self.n_embd % self.n_head:
+            raise UserError(f"--n-embd {self.n_embd} no es múltiplo de --n-head {self.n_head}; por ejemplo "
+                            f"--n-embd {math.ceil(self.n_embd / self.n_head) * self.n_head}")
+
+    def parameters(self):
+        """Number of trainable parameters (the tied head counts once)."""
+        width = self.n_embd
+        block = 12 * width * width + 13 * width  # four matrices with their biases, two norms
+        return (self.vocab_size + self.seq_len) * width + self.n_layer * block + 2 * width
+
+    def flops_per_token(self):
+        """Matrix-multiplication FLOPs of one training step per token: forward once, backward twice.
+
+        2 per weight used in a product, plus 4 * seq_len * n_embd per layer for q k^T and its product with v, counted
+        without the causal saving (Kaplan et al. 2020, appendix B; Chowdhery et al. 2022, appendix B).
+        """
+        products = self.n_layer * 12 * self.n_embd**2 + self.vocab_size * self.n_embd
+        return 3 * (2 * products + 4 * self.n_layer * self.seq_len * self.n_embd)
+
+
+PRESETS = {
+    "demo": GPTConfig(vocab_size=4096, seq_len=128, n_layer=5, n_head=4, n_embd=256, dropout=0.0),
+    "gpt2": GPTConfig(),
+    "gpt2-medium": GPTConfig(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": GPTConfig(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600),
+}
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation with weight and bias of width `width`."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return ops.layer_norm(x, self.weight, self.bias)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with one packed projection for q, k and v."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.n_head, self.dropout = config.n_head, config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x, cache, layer):
+        batch, length, width = x.shape
+        qkv = self.c_attn(x).view(batch, length, 3, self.n_head, width // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, D]
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        y = ops.attention(q, k, v, causal=length > 1, dropout=self.dropout if self.training else 0.0)
+        return self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class MLP(nn.Module):
+    """Two matrices, four times as wide in the middle, tanh-approximated GELU."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.ln_1 = LayerNorm(config.n_embd)
+        self.attn = Attention(config)
+        self.ln_2 = LayerNorm(config.n_embd)
+        self.mlp = MLP(config)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x, cache=None, layer=0):
+        x = x + self.drop(self.attn(self.ln_1(x), cache, layer))
+        return x + self.drop(self.mlp(self.ln_2(x)))
+
+
+class KVCache:
+    """Keys and values of the positions seen so far. Memory: 2 * n_layer * batch * seq_len * n_embd values."""
+
+    def __init__(self, config, batch, device, dtype):
+        shape = (config.n_layer, batch, config.n_head, config.seq_len, config.n_embd // config.n_head)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+        self.length = 0
+
+    def extend(self, layer, k, v):
+        """Append k, v [B, H, T, D] of one layer; returns all so far. `length` moves on after the last layer.
+
+        T > 1 is for an empty cache only: a later chunk would need a mask that is not square.
+        """
+        end = self.length + k.shape[2]
+        self.keys[layer, :, :, self.length:end] = k
+        self.values[layer, :, :, self.length:end] = v
+        if layer == len(self.keys) - 1:
+            self.length = end
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+
+class GPT(nn.Module):
+    """GPT-2. Call with tokens [B, T] (integers, T <= seq_len); returns logits [B, T, vocab_size]."""
+
+    def __init__(self, config):
+        super().__init__()
+        config.check()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.seq_len, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = LayerNorm(config.n_embd)
+
+    @torch.no_grad()
+    def init_weights(self, seed):
+        """N(0, 0.02) everywhere; the two matrices that write to the residual stream scaled by 1 / sqrt(2 n_layer)
+        (Radford et al. 2019, section 2.3); biases 0, norms 1. The same seed gives the same weights on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                scale = 0.02 / math.sqrt(2 * self.config.n_layer) if "c_proj" in name else 0.02
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, scale, generator=generator))
+            else:
+                parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
+        return self
+
+    def forward(self, tokens, cache=None):
+        start = 0 if cache is None else cache.length
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))
+        for layer, block in enumerate(self.h):
+            x = block(x, cache, layer)
+        return F.linear(self.ln_f(x), self.wte.weight)

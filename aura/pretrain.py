@@ -1,0 +1,311 @@
+"""What the language-model scripts share between their arguments and the loop."""
+
+import ctypes
+import json
+import math
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import aura
+from aura import backend, corpus, dataset, loop, ops, report, sampling, share, tokens
+from aura.checkpoint import Checkpointer, cpu_copy, save_file, state_bytes
+from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.files import explain, require_writable_directory, write_json
+
+INJECT = "AURA_INJECT_NAN"  # RANK:STEP[,RANK:STEP...]: rehearse what --nan-policy does before a long run needs it
+
+
+def check_places(args):
+    """Prove that every place a run writes to can be written, before anything else is done. Raises UserError."""
+    require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
+    require_writable_directory(args.log_dir, "--log-dir")
+    require_writable_directory(Path(args.output).parent, "--output")
+    if Path(args.output).is_dir():
+        raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
+
+
+def tune_allocator(device):
+    """On the CPU, keep large temporaries instead of giving their pages back after each use: a step spends a good part
+    of its time in page faults else (M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, mallopt(3); glibc only)."""
+    if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def choose_precision(name, device):
+    """The Precision for 'auto', 'bf16', 'fp16' or 'fp32' on this device. Raises UserError for what it cannot do."""
+    if name == "auto":
+        if device.type == "cpu":
+            name = "fp32"
+        else:
+            name = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError("--precision bf16: esta GPU no lo tiene (hace falta una Ampere o posterior); use fp16 o fp32")
+    return loop.Precision(name, device)
+
+
+def load_data(args, dist):
+    """The prepared Dataset named by the arguments, made first where it is missing, on every machine."""
+    found = {}
+
+    def on_main():
+        found["dataset"] = _find_or_prepare(args, dist)
+
+    require_writable_directory(args.data_dir, "--data-dir")
+    dist.run_on_main(on_main)
+    return share.share_out(dist, found.get("dataset"), args.data_dir)
+
+
+def _find_or_prepare(args, dist):
+    name = args.dataset_name
+    if name is None and not args.prepare:
+        last = dataset.latest(args.data_dir)
+        if last is not None:
+            dist.print(f"Datos: {last.meta['name']!r}, los últimos preparados en {args.data_dir}.")
+            last.verify()
+            return last
+    if name is None:
+        name = corpus.SAMPLE_NAME
+        dist.print("Datos: la muestra incluida. Para usar un corpus de verdad: --dataset-name wikipedia, o la ruta de "
+                   "un .txt o .jsonl.")
+    prepared = dataset.prepare(
+        corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
+        tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
+        note=dist.print)
+    prepared.verify()
+    return prepared
+
+
+def make_loaders(args, dist, data):
+    """(training TokenLoader, steps per epoch, function that yields the validation batches or None)."""
+    loader = tokens.TokenLoader(
+        data.shards("train"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, seed=args.seed, rank=dist.rank,
+        world_size=dist.world_size, grad_accum=args.grad_accum, device=dist.device)
+    batch = args.batch_size * args.grad_accum * dist.world_size
+    dist.print(f"Reparto de los datos: {dist.world_size} procesos x lote {args.batch_size} x acumulación "
+               f"{args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada proceso lee su "
+               f"parte de cada lote global; {loader.windows} secuencias y {loader.steps_per_epoch} pasos por época.")
+    if data.tokens("val") <= args.seq_len:
+        dist.print("Aviso: la validación no llega a una secuencia; no habrá pérdida de validación.")
+        return loader, None
+
+    def validation():
+        return tokens.evaluation_batches(
+            data.shards("val"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, rank=dist.rank,
+            world_size=dist.world_size, device=dist.device, limit=args.eval_windows or None)
+
+    return loader, validation
+
+
+def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
+    """A function that measures val_loss (nats per token) and bits_per_byte over all ranks; None without validation.
+
+    Bits per byte = total nats / ln 2 / UTF-8 bytes of the predicted tokens: comparable between tokenizers.
+    """
+    if validation is None:
+        return None
+    sizes = torch.from_numpy(tokenizer.token_bytes()).to(dist.device)
+
+    @torch.no_grad()
+    def evaluate():
+        module.eval()
+        totals = np.zeros(3)
+        for batch in validation():
+            with precision.autocast():
+                loss, count = loss_fn(module, batch)
+            totals += (loss.item(), count, sizes[batch[:, 1:]].sum().item())
+        nats, count, size = dist.sum(totals)
+        return {"val_loss": nats / count, "bits_per_byte": nats / math.log(2) / size}
+
+    return evaluate
+
+
+def make_sample(args, module, tokenizer, reporter):
+    """A function that shows a generated text on rank 0."""
+    prompt = tokenizer.encode(args.sample_prompt) or [tokenizer.eos_id]
+
+    def sample(step):
+        if reporter.main and args.sample_length:
+            ids = sampling.generate(module, prompt, args.sample_length, eos_id=tokenizer.eos_id, seed=args.seed,
+                                    temperature=0.8, top_k=50)
+            reporter.sample(step, args.sample_prompt + tokenizer.decode(ids))
+
+    return sample
+
+
+def constants(args, config, data, tokenizer):
+    """What every checkpoint of a run carries besides its state."""
+    return cpu_copy({
+        "config": asdict(config), "arguments": {key: value for key, value in vars(args).items()
+                                                if isinstance(value, str | int | float | bool | None)},
+        "dataset": {"name": data.meta["name"], "sha256": data.sha256},
+        "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
+        "versions": {"aura": aura.__version__, "torch": torch.__version__.split("+")[0],
+                     "python": platform.python_version()}})
+
+
+def resume(args, dist, checkpointer, module, optimizer, precision, loader):
+    """Put back the newest checkpoint (--resume auto), a given one, or none; returns the Progress to go on from.
+
+    Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample.
+    """
+    state = None if args.resume == "none" else checkpointer.load(args.resume)
+    if state is None:
+        if args.resume == "none":
+            checkpointer.start_fresh()
+        return loop.Progress()
+    _require_same(state, checkpointer)
+    same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
+    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None)
+    dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
+    if not same_data:
+        dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
+    return progress
+
+
+def _require_same(state, checkpointer):
+    way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
+    try:
+        theirs, ours = state["config"], checkpointer.constants["config"]
+        differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
+                     if theirs.get(key) != value and key != "dropout"]
+        if differing:
+            raise UserError(f"{checkpointer.last} es de otro modelo: {', '.join(differing)}; {way_out}")
+        if not torch.equal(state["tokenizer"], checkpointer.constants["tokenizer"]):
+            raise UserError(f"{checkpointer.last} se entrenó con otro tokenizador; {way_out}")
+    except KeyError as problem:
+        raise UserError(f"{checkpointer.last} no es un punto de control de este proyecto (le falta {problem})"
+                        ) from problem
+
+
+def synchronise(dist, module):
+    """Prove that all processes begin with the same weights and say so, one line a rank."""
+    if not dist.grouped:
+        return
+    total = sum(parameter.detach().double().abs().sum().item() for parameter in module.parameters())
+    sums = dist.gather_objects(total)
+    if len(set(sums)) > 1:
+        raise TrainingFault(f"los pesos no son iguales en todos los procesos ({sums}): compruebe que todas las "
+                            "máquinas tienen la misma versión de torch")
+    dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} procesos")
+
+
+def train(args, dist, data, config, module, optimizer, schedule, loss_fn):
+    """Everything between a built model and its files: loaders, resume, loop, output. Returns the exit code.
+
+    schedule(step, steps) -> learning rate. loss_fn as loop.train wants it.
+    """
+    precision = choose_precision(args.precision, dist.device)
+    tokenizer = data.load_tokenizer()
+    loader, validation = make_loaders(args, dist, data)
+    with loader:
+        steps = args.max_steps or args.epochs * loader.steps_per_epoch
+        checkpointer = Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints,
+                                    constants(args, config, data, tokenizer))
+        checkpointer.require_room(state_bytes(module))
+        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader)
+        model = dist.wrap(torch.compile(module) if args.compile else module)
+        synchronise(dist, module)
+        peak = report.peak_flops(backend.device_name(dist.device), precision.name)
+        reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
+                                   peak and peak * dist.world_size)
+        policy = loop.Policy(
+            max_steps=steps, micro_tokens=args.batch_size * args.seq_len, grad_accum=args.grad_accum,
+            grad_clip=args.grad_clip, log_interval=args.log_interval, sample_interval=loader.steps_per_epoch,
+            eval_interval=args.eval_interval or min(loader.steps_per_epoch, 500),
+            checkpoint_freq=args.checkpoint_freq, nan_policy=args.nan_policy, seed=args.seed)
+        dist.print(f"Modelo: {config.parameters() / 1e6:.1f} M parámetros; precisión {precision.name}; "
+                   f"{ops.describe()}.")
+        if progress.step >= steps:
+            dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} de {steps}. Para seguir, aumente "
+                       "--epochs o --max-steps; para empezar de cero, --resume none.")
+        reporter.start(progress.step)
+        try:
+            progress, stopped = loop.train(
+                model, injected(loss_fn, dist), loader, optimizer, lambda step: schedule(step, steps), checkpointer,
+                reporter, policy, dist, precision, progress=progress,
+                evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
+                sample=make_sample(args, module, tokenizer, reporter),
+                reinitialise=lambda: module.init_weights(args.seed))
+        finally:
+            reporter.close()
+    if stopped and progress.step < steps:
+        dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
+                   "La misma orden lo reanuda.")
+        return EXIT_SIGNAL_BASE + stopped
+    if dist.main:
+        save_output(args.output, module, config, data, tokenizer, progress)
+    dist.barrier()
+    if dist.grouped:
+        dist.print_each("Todos los procesos completaron el entrenamiento")
+    return EXIT_OK
+
+
+def injected(loss_fn, dist):
+    """loss_fn, or one that gives NaN on the rank and at the call the environment names, for rehearsals."""
+    text = os.environ.get(INJECT)
+    if not text:
+        return loss_fn
+    try:
+        wanted = [tuple(map(int, pair.split(":"))) for pair in text.split(",")]
+        mine = {step for rank, step in wanted if rank == dist.rank}
+    except ValueError as problem:
+        raise UserError(f"{INJECT}={text!r}: se espera RANGO:PASO, o varios separados por comas") from problem
+    calls = 0
+
+    def spoiled(model, batch):
+        nonlocal calls
+        calls += 1
+        loss, count = loss_fn(model, batch)
+        return (loss * math.nan if calls in mine else loss), count
+
+    return spoiled
+
+
+def save_output(path, module, config, data, tokenizer, progress):
+    """Write the weights and, beside them, what another program needs: configuration and tokenizer.
+
+    model.pth -> model.json, model.tokenizer.model. Raises TrainingFault when the disk refuses.
+    """
+    path = Path(path)
+    try:
+        save_file(path, cpu_copy(module.state_dict()))
+        path.with_suffix(".tokenizer.model").write_bytes(tokenizer.model)
+        write_json(path.with_suffix(".json"), {
+            "architecture": type(module).__name__, "config": asdict(config), "steps": progress.step,
+            "tokens": progress.tokens, "dataset": data.meta["name"], "dataset_sha256": data.sha256,
+            "tokenizer": path.with_suffix(".tokenizer.model").name, "tokenizer_sha256": tokenizer.sha256,
+            "parameters": config.parameters(), "command": sys.argv})
+    except OSError as problem:
+        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}") from problem
+    print(f"Modelo guardado en {path}, con {path.with_suffix('.json').name} y "
+          f"{path.with_suffix('.tokenizer.model').name}.")
+    print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
+
+
+def read_output(path):
+    """(config dict, weights dict, Tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
+    from aura.checkpoint import read
+    from aura.tokenizer import Tokenizer
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"--checkpoint {str(path)!r}: no existe; indique un gpt2_spanish.pth o un ckpt-*.pt")
+    state = read(path)
+    if isinstance(state.get("config"), dict):
+        return state["config"], state["model"], Tokenizer(state["tokenizer"].numpy().tobytes())
+    beside = path.with_suffix(".json")
+    try:
+        description = json.loads(beside.read_text(encoding="utf-8"))
+        return description["config"], state, Tokenizer.load(path.with_name(description["tokenizer"]))
+    except (OSError, ValueError, KeyError) as problem:
+        raise UserError(f"falta {beside.name!r} junto a {str(path)!r}, o está dañado: cópielo también, con el "
+                        "tokenizador") from problem

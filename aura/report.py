@@ -1,0 +1,162 @@
+"""What a run tells: console in Spanish, train.csv, TensorBoard, the loss curve as a picture."""
+
+import csv
+import math
+import os
+import re
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from aura.files import atomic_write, set_aside
+
+COLUMNS = ("step", "epoch", "tokens", "loss", "val_loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_s", "mfu",
+           "seconds")
+# Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets; a card that is not here has
+# no MFU rather than a wrong one.
+PEAK_FLOPS = {
+    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989.4e12, "NVIDIA L4": 121e12, "NVIDIA L40S": 362e12, "NVIDIA A10": 125e12,
+    "NVIDIA GeForce RTX 3090": 71e12, "NVIDIA GeForce RTX 4090": 165.2e12,
+}
+
+
+def peak_flops(device_name, dtype):
+    """Peak FLOP/s of the device for bf16 or fp16, or None when it is not known for certain."""
+    return PEAK_FLOPS.get(device_name) if dtype in ("bf16", "fp16") else None
+
+
+class Reporter:
+    """Shows and stores the progress of a run. Only rank 0 does anything; the others may call it all the same.
+
+    steps: length of the run. flops_per_token and peak: for MFU, None where unknown.
+    """
+
+    def __init__(self, log_dir, main, steps, flops_per_token=None, peak=None):
+        self.log_dir, self.main, self.steps = Path(log_dir), main, steps
+        self.flops_per_token, self.peak = flops_per_token, peak
+        self.tokens = self.seconds = 0.0
+        self.bar = self.board = None
+
+    def start(self, step):
+        """Begin at `step`: 0 sets old logs aside, a later one drops the rows the checkpoint does not know."""
+        if not self.main:
+            return
+        self.table = self.log_dir / "train.csv"
+        if step == 0:
+            old = [self.table, self.log_dir / "loss.png", self.log_dir / "events.log"]
+            set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
+        rows = [row for row in read_table(self.table) if int(row["step"]) <= step]
+        with atomic_write(self.table, "w") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
+
+        self.board = SummaryWriter(str(self.log_dir), purge_step=step + 1 if step else None)
+        self.bar = tqdm(total=self.steps, initial=step, unit="paso", desc="Entrenando", disable=None,
+                        dynamic_ncols=True)
+        self.started, self.first = time.monotonic(), step
+
+    def count(self, tokens, seconds):
+        """Add the tokens and the time of one training step."""
+        self.tokens += tokens
+        self.seconds += seconds
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def log(self, step, **values):
+        """Report one step: a console line, a row of train.csv, TensorBoard. values: any of COLUMNS."""
+        if not self.main:
+            return
+        if self.seconds:
+            values["tokens_per_s"] = self.tokens / self.seconds
+            if self.peak and self.flops_per_token:
+                values["mfu"] = values["tokens_per_s"] * self.flops_per_token / self.peak
+        values["seconds"] = time.monotonic() - self.started
+        self.tokens = self.seconds = 0.0
+        with open(self.table, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, COLUMNS).writerow({"step": step, **{key: repr(v) for key, v in values.items()}})
+        for key, value in values.items():
+            self.board.add_scalar(key, value, step)
+        self.say(self._line(step, values))
+
+    def _line(self, step, values):
+        shown = [f"paso {step}/{self.steps}"]
+        for key, label, form in (("loss", "pérdida", "{:.4f}"), ("val_loss", "validación", "{:.4f}"),
+                                 ("bits_per_byte", "bits/byte", "{:.4f}"), ("lr", "lr", "{:.2e}"),
+                                 ("grad_norm", "gradiente", "{:.2f}"), ("tokens_per_s", "tokens/s", "{:.0f}")):
+            if key in values:
+                shown.append(f"{label} {form.format(values[key])}")
+        if "mfu" in values:
+            shown.append(f"MFU {100 * values['mfu']:.1f} %")
+        done = step - self.first
+        if done and step < self.steps:
+            shown.append(f"faltan {duration((time.monotonic() - self.started) / done * (self.steps - step))}")
+        return " | ".join(shown)
+
+    def say(self, text):
+        """Print a line without breaking the progress bar."""
+        if self.main:
+            tqdm.write(text)
+
+    def sample(self, step, text):
+        """Show a generated text."""
+        if self.main:
+            self.say(f"--- muestra del paso {step} ---\n{text}\n---")
+            self.board.add_text("muestra", text, step)
+
+    def event(self, step, text):
+        """Something out of the ordinary: console and events.log."""
+        if self.main:
+            self.say(f"AVISO, paso {step}: {text}")
+            with open(self.log_dir / "events.log", "a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} paso {step}: {text}\n")
+
+    def close(self):
+        """Draw the curve and close what is open."""
+        if not self.main or self.bar is None:
+            return
+        self.bar.close()
+        self.board.close()
+        draw_curve(read_table(self.table), self.log_dir / "loss.png")
+
+
+def read_table(path):
+    """The rows of a train.csv as dicts of str; [] when there is none."""
+    if not Path(path).exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if re.fullmatch(r"\d+", row.get("step") or "")]
+
+
+def draw_curve(rows, path):
+    """Draw training and validation loss over the steps into the PNG `path`."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for column, label, style in (("loss", "entrenamiento", "-"), ("val_loss", "validación", "o-")):
+        points = [(int(row["step"]), float(row[column])) for row in rows if row.get(column)]
+        points = [point for point in points if math.isfinite(point[1])]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+    axes.set(xlabel="paso", ylabel="pérdida (nats por token)", title="Curva de pérdida")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)
+    plt.close(figure)
+
+
+def duration(seconds):
+    """'2 h 05 min', '3 min 20 s' or '45 s'."""
+    seconds = round(seconds)
+    if seconds >= 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    if seconds >= 60:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds} s"

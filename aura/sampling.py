@@ -1,0 +1,54 @@
+"""Draw text from a language model, one token at a time, with a key-value cache."""
+
+import torch
+
+from aura.models.gpt import KVCache
+
+
+@torch.no_grad()
+def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
+    """One token id from logits [vocab_size].
+
+    temperature 0 takes the likeliest. top_k > 0 keeps that many (Fan et al. 2018); top_p < 1 keeps the smallest set
+    whose probability reaches it (Holtzman et al. 2020).
+    """
+    if temperature == 0:
+        return int(logits.argmax())
+    logits = logits.float().cpu() / temperature
+    if top_k:
+        logits[logits < logits.topk(min(top_k, len(logits))).values[-1]] = -torch.inf
+    probabilities = logits.softmax(-1)
+    if top_p < 1:
+        ordered, order = probabilities.sort(descending=True)
+        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+@torch.no_grad()
+def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
+    """Continue the token ids `prompt` (list of int) by at most `length` tokens; stops before eos_id.
+
+    choice: temperature, top_k, top_p of `choose`. When the context is full the older half is forgotten. The model is
+    left in the mode it was in. Returns the new ids (list of int).
+    """
+    training = model.training
+    model.eval()
+    weight = next(model.parameters())
+    context = model.config.seq_len
+    generator = torch.Generator().manual_seed(seed)
+    tokens, cache, pending = list(prompt), None, None
+    try:
+        for _ in range(length):
+            if cache is None or cache.length + len(pending) > context:
+                cache = KVCache(model.config, 1, weight.device, weight.dtype)
+                pending = tokens[-context:] if len(tokens) < context else tokens[-max(1, context // 2):]
+            logits = model(torch.tensor([pending], device=weight.device), cache)[0, -1]
+            token = choose(logits, generator, **choice)
+            if token == eos_id:
+                break
+            tokens.append(token)
+            pending = [token]
+    finally:
+        model.train(training)
+    return tokens[len(prompt):]

@@ -1,0 +1,101 @@
+"""One machine has the prepared data; the others receive it over the group and check it by hash."""
+
+import hashlib
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import torch
+import torch.distributed as c10d
+
+from aura.dataset import Dataset, partial_folder, put_in_place, read
+from aura.errors import UserError
+from aura.files import explain, write_json
+
+SEND_BYTES = 32 << 20
+
+
+def share_out(dist, dataset, data_dir):
+    """Give every machine the Dataset that rank 0 has, checked by hash; returns it with the local folder.
+
+    Only ranks whose --data-dir lacks it receive it, one per machine and folder. `dataset` matters on rank 0 alone.
+    """
+    meta = dist.broadcast_tree(dataset.meta if dist.main else None)
+    Path(data_dir).mkdir(parents=True, exist_ok=True)
+    local = dataset if dist.main else read(Path(data_dir) / meta["name"])
+    have = local is not None and local.sha256 == meta["sha256"]
+    places = dist.gather_objects((have, _place(data_dir)))
+    needy = sorted({place: rank for rank, (has, place) in reversed(list(enumerate(places))) if not has}.values())
+    if needy:
+        names = ", ".join(map(str, needy))
+        dist.print(f"Los rangos {names} no tienen los datos: se envían {_size(meta) / 1e6:.1f} MB desde el rango 0.")
+        group = c10d.new_group([0, *needy], backend="gloo")
+        if dist.main or dist.rank in needy:
+            _transfer(dist, meta, dataset, data_dir, group)
+        dist.barrier()
+    local = read(Path(data_dir) / meta["name"])
+    if local is None or local.sha256 != meta["sha256"]:
+        raise UserError(f"[rango {dist.rank}] los datos de {str(data_dir)!r} no coinciden con los del rango 0")
+    return local
+
+
+def _place(data_dir):
+    """What tells two machines, or two folders of one machine, apart."""
+    stat = os.stat(data_dir)
+    return f"{socket.gethostname()}/{stat.st_dev}/{stat.st_ino}"
+
+
+def _size(meta):
+    return sum(shard["bytes"] for split in meta["splits"].values() for shard in split["shards"])
+
+
+def _transfer(dist, meta, dataset, data_dir, group):
+    target = partial_folder(data_dir, meta["name"])
+    sender = Dataset(dataset.directory if dist.main else target, meta)
+    if not dist.main:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+    try:
+        for name, sha256 in sender.files():
+            got = _send_file(sender.directory / name, group) if dist.main else _receive_file(target / name, group)
+            if got != sha256:
+                raise UserError(f"[rango {dist.rank}] {name}: el contenido no coincide con su sha256; "
+                                "prepare los datos de nuevo con --prepare")
+        if not dist.main:
+            write_json(target / "dataset.json", meta)
+            put_in_place(target, Path(data_dir) / meta["name"])
+    except OSError as problem:
+        raise UserError(f"[rango {dist.rank}] {str(data_dir)!r}: no se pueden guardar los datos recibidos "
+                        f"({explain(problem)})") from problem
+    finally:
+        if not dist.main:
+            shutil.rmtree(target, ignore_errors=True)
+
+
+def _send_file(path, group):
+    size = torch.tensor([path.stat().st_size])
+    c10d.broadcast(size, src=0, group=group)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(SEND_BYTES):
+            digest.update(chunk)
+            c10d.broadcast(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), src=0, group=group)
+    return digest.hexdigest()
+
+
+def _receive_file(path, group):
+    size = torch.zeros(1, dtype=torch.int64)
+    c10d.broadcast(size, src=0, group=group)
+    left, digest = int(size), hashlib.sha256()
+    with open(path, "wb") as file:
+        while left:
+            chunk = torch.empty(min(left, SEND_BYTES), dtype=torch.uint8)
+            c10d.broadcast(chunk, src=0, group=group)
+            data = chunk.numpy().tobytes()
+            digest.update(data)
+            file.write(data)
+            left -= len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()

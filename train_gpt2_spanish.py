@@ -1,0 +1,95 @@
+"""Train a GPT-2 in Spanish, on one process or on many machines.
+
+    python train_gpt2_spanish.py --preset demo                               # two CPU cores, a few minutes
+    python train_gpt2_spanish.py --prepare --dataset-name wikipedia --dataset-max-tokens 100000000
+    python train_gpt2_spanish.py --batch-size 8 --epochs 1                   # gpt2, on the data prepared last
+    torchrun --nproc_per_node=4 train_gpt2_spanish.py --distributed --batch-size 8 --seq-len 128
+    python -m aura.generate --checkpoint gpt2_spanish.pth --prompt "En un lugar de la Mancha"
+
+Data, checkpoints and logs go to ./Data, ./checkpoints and ./logs; the same command goes on where it was stopped.
+Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an orderly stop.
+"""
+
+import dataclasses
+
+import torch.nn.functional as F
+
+from aura import cli, distributed, optim, pretrain
+from aura.errors import EXIT_OK
+from aura.models import gpt
+
+# What a preset decides besides the model's sizes (aura/models/gpt.py). Learning rates: Brown et al. 2020, table 2.1,
+# for the published sizes; found by trial on the built-in sample for demo.
+RECIPES = {
+    "demo": {"batch_size": 16, "grad_accum": 1, "lr": 2e-3, "max_steps": 250, "epochs": 1},
+    "gpt2": {"batch_size": 8, "grad_accum": 4, "lr": 6e-4, "epochs": 1},
+    "gpt2-medium": {"batch_size": 4, "grad_accum": 8, "lr": 3e-4, "epochs": 1},
+    "gpt2-large": {"batch_size": 2, "grad_accum": 16, "lr": 2.5e-4, "epochs": 1},
+    "gpt2-xl": {"batch_size": 1, "grad_accum": 32, "lr": 2e-4, "epochs": 1},
+}
+
+
+def build_parser():
+    """The arguments of this script."""
+    parser = cli.Parser(prog="train_gpt2_spanish.py", description="Entrena un GPT-2 en español.")
+    model = parser.add_argument_group("modelo")
+    model.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="gpt2", help=", ".join(gpt.PRESETS))
+    model.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques")
+    model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
+    model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
+    model.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
+    model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99))
+    cli.add_data(parser)
+    cli.add_training(parser)
+    cli.add_logging(parser)
+    cli.add_checkpoints(parser, output="./gpt2_spanish.pth")
+    cli.add_distributed(parser)
+    return parser
+
+
+def complete(args):
+    """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
+    vocabulary, which the data decides."""
+    preset = gpt.PRESETS[args.preset]
+    explicit_length = args.max_steps or args.epochs
+    for name, value in {**RECIPES[args.preset], **dataclasses.asdict(preset)}.items():
+        if getattr(args, name) is None and not (name == "max_steps" and explicit_length):
+            setattr(args, name, value)
+    sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(preset)}
+    config = dataclasses.replace(preset, **sizes)
+    config.check()
+    return config
+
+
+def next_token_loss(model, batch):
+    """Summed cross-entropy of each next token. batch: int64 [B, T + 1]. Returns (loss in nats, B * T)."""
+    logits = model(batch[:, :-1])
+    targets = batch[:, 1:]
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"), targets.numel()
+
+
+def main():
+    """Prepare, build, train; returns the exit code."""
+    args = build_parser().parse_args()
+    config = complete(args)
+    with distributed.session(args) as dist:
+        pretrain.tune_allocator(dist.device)
+        if not args.prepare:
+            pretrain.check_places(args)
+        data = pretrain.load_data(args, dist)
+        if args.prepare:
+            return EXIT_OK
+
+        config = dataclasses.replace(config, vocab_size=data.vocab_size)
+        model = gpt.GPT(config).init_weights(args.seed).to(dist.device)
+        optimizer = optim.adamw(model, args.lr, args.weight_decay)
+
+        def schedule(step, steps):
+            return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
+                                       min_lr=args.min_lr_ratio * args.lr)
+
+        return pretrain.train(args, dist, data, config, model, optimizer, schedule, next_token_loss)
+
+
+if __name__ == "__main__":
+    cli.run(main)
