@@ -138,7 +138,7 @@ def add_distributed(parser):
     group.add_argument("--distributed", action="store_true",
                        help="entrena con todos los procesos lanzados por torchrun, srun o a mano")
     group.add_argument("--backend", type=choice("auto", "nccl", "gloo"), default="auto",
-                       help="auto: NCCL con GPU, gloo sin ella; si NCCL no funciona, todos pasan a gloo")
+                       help="auto, nccl o gloo; auto: NCCL con GPU, gloo sin ella; si NCCL no funciona, todos a gloo")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")
@@ -184,17 +184,18 @@ def add_training(parser):
                        help="parte de los pasos en que la tasa sube")
     group.add_argument("--grad-clip", type=number(float, low=0), default=1.0, help="norma máxima; 0: sin límite")
     group.add_argument("--precision", type=choice("auto", "bf16", "fp16", "fp32"), default="auto",
-                       help="auto: bf16 o fp16 con GPU, fp32 en CPU")
+                       help="auto, bf16, fp16 o fp32; auto: bf16 o fp16 con GPU, fp32 en CPU")
     group.add_argument("--seed", type=number(int, low=0, high=2**63 - 1), default=1234, help="semilla de todo")
     group.add_argument("--compile", action="store_true", help="usa torch.compile")
     group.add_argument("--nan-policy", type=choice("restart", "skip", "stop"), default="restart",
-                       help="ante un NaN: restaurar los pesos, saltar el paso o parar")
+                       help="ante un NaN: restart (restaura los pesos), skip (salta el paso) o stop (para)")
 
 
 def add_logging(parser):
     """Arguments of what a run tells."""
     group = parser.add_argument_group("registro y muestras")
-    group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS")
+    group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS",
+                       help="cada cuánto se informa")
     group.add_argument("--log-dir", default="./logs", help="train.csv, loss.png y TensorBoard")
     group.add_argument("--eval-interval", type=number(int, low=1), metavar="PASOS",
                        help="cada cuánto se valida (por defecto: cada época, o cada 500 pasos si llega antes)")
@@ -208,9 +209,9 @@ def add_logging(parser):
 def add_checkpoints(parser, output):
     """Arguments of what a run keeps. output: default name of the final model."""
     group = parser.add_argument_group("puntos de control")
-    group.add_argument("--checkpoint-dir", default="./checkpoints")
+    group.add_argument("--checkpoint-dir", default="./checkpoints", help="carpeta de los puntos de control")
     group.add_argument("--checkpoint-freq", type=number(int, low=0), default=500, metavar="PASOS",
-                       help="0: solo al final o al parar")
+                       help="cada cuánto se guarda uno; 0: solo al final o al parar")
     group.add_argument("--keep-checkpoints", type=number(int, low=1), default=3, metavar="N",
                        help="cuántos se conservan")
     group.add_argument("--resume", default="auto", metavar="auto|none|RUTA",

@@ -162,7 +162,7 @@ class Session:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
         return torch.nn.parallel.DistributedDataParallel(
-            module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+            module, device_ids=devices, gradient_as_bucket_view=True)
 
 
 @dataclass(frozen=True)

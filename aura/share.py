@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as c10d
 
+from aura import tokens
 from aura.dataset import Dataset, partial_folder, put_in_place, read
 from aura.errors import UserError
 from aura.files import explain, write_json
@@ -58,7 +59,9 @@ def _transfer(dist, meta, dataset, data_dir, group):
         target.mkdir()
     try:
         for name, sha256 in sender.files():
-            got = _send_file(sender.directory / name, group) if dist.main else _receive_file(target / name, group)
+            skip = tokens.HEADER_BYTES if name.endswith(".bin") else 0  # a shard's hash is that of its tokens
+            got = (_send_file(sender.directory / name, group, skip) if dist.main
+                   else _receive_file(target / name, group, skip))
             if got != sha256:
                 raise UserError(f"[rango {dist.rank}] {name}: el contenido no coincide con su sha256; "
                                 "prepare los datos de nuevo con --prepare")
@@ -73,18 +76,19 @@ def _transfer(dist, meta, dataset, data_dir, group):
             shutil.rmtree(target, ignore_errors=True)
 
 
-def _send_file(path, group):
+def _send_file(path, group, skip):
     size = torch.tensor([path.stat().st_size])
     c10d.broadcast(size, src=0, group=group)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(SEND_BYTES):
-            digest.update(chunk)
+            digest.update(chunk[skip:])
+            skip = 0
             c10d.broadcast(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), src=0, group=group)
     return digest.hexdigest()
 
 
-def _receive_file(path, group):
+def _receive_file(path, group, skip):
     size = torch.zeros(1, dtype=torch.int64)
     c10d.broadcast(size, src=0, group=group)
     left, digest = int(size), hashlib.sha256()
@@ -93,7 +97,8 @@ def _receive_file(path, group):
             chunk = torch.empty(min(left, SEND_BYTES), dtype=torch.uint8)
             c10d.broadcast(chunk, src=0, group=group)
             data = chunk.numpy().tobytes()
-            digest.update(data)
+            digest.update(data[skip:])
+            skip = 0
             file.write(data)
             left -= len(data)
         file.flush()

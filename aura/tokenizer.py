@@ -15,6 +15,7 @@ from aura.errors import UserError
 SPACE = "▁"  # U+2581, how SentencePiece writes a space; a real one in the text travels as its three bytes
 SPACE_BYTES = SPACE.encode("utf-8")
 SAMPLE_BYTES = 32_000_000  # text the tokenizer is trained on at most: BPE needs about ten times that in memory
+LINE_CHARACTERS = 4000  # longer ones the trainer would leave out without a word
 ENCODE_CHARACTERS = 1 << 18  # longest piece handed to SentencePiece at once, for flat memory
 CONTROLS = (("<pad>", "pad"), ("</s>", "eos"))
 
@@ -165,7 +166,7 @@ def _bounded_lines(texts):
     for text in texts:
         for line in text.split("\n"):
             if line.strip():
-                lines.append(line)
+                lines += [line[start:start + LINE_CHARACTERS] for start in range(0, len(line), LINE_CHARACTERS)]
                 size += len(line)
         if size >= SAMPLE_BYTES:
             break
@@ -177,6 +178,6 @@ def _train(lines, vocab_size):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=vocab_size, byte_fallback=True,
         normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False,
-        character_coverage=0.9995, max_sentence_length=1 << 20, num_threads=os.cpu_count() or 1, minloglevel=2,
+        character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=os.cpu_count() or 1, minloglevel=2,
         pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>", eos_piece="</s>")
     return model.getvalue()

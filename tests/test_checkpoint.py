@@ -1,0 +1,150 @@
+"""Checkpoints: whole or not there, verified, rotated, found again."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+from aura import checkpoint
+from aura.distributed import Session
+from aura.errors import TrainingFault, UserError
+from tests.support import Process
+
+
+def state(step):
+    generator = torch.Generator().manual_seed(step)
+    return {"step": step, "model": {"w": torch.randn(50, 50, generator=generator)}, "name": "ñ", "none": None}
+
+
+def saved(directory, *steps, keep=10):
+    keeper = checkpoint.Checkpointer(directory, Session(), keep)
+    for step in steps:
+        keeper.save(step, state(step))
+    return keeper
+
+
+def flip(path, position):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+
+
+def test_round_trip_with_weights_only(tmp_path):
+    saved(tmp_path, 7)
+    loaded = torch.load(checkpoint.path_of(tmp_path, 7), weights_only=True)
+    assert loaded["step"] == 7 and torch.equal(loaded["model"]["w"], state(7)["model"]["w"])
+
+
+def test_rotation_keeps_the_newest(tmp_path):
+    saved(tmp_path, 5, 10, 15, 20, keep=2)
+    assert [path.name for path in checkpoint.found(tmp_path)] == ["ckpt-00000020.pt", "ckpt-00000015.pt"]
+
+
+def test_every_flipped_bit_of_the_tensors_is_found(tmp_path):
+    saved(tmp_path, 1)
+    path = checkpoint.path_of(tmp_path, 1)
+    data = path.read_bytes()
+    start = data.index(state(1)["model"]["w"].numpy().tobytes()[:64])
+    for position in range(start, start + 50 * 50 * 4, 997):
+        flip(path, position)
+        assert checkpoint.damage(path), position
+        flip(path, position)
+    assert checkpoint.damage(path) is None
+
+
+def test_any_flipped_bit_is_found_or_harmless(tmp_path):
+    saved(tmp_path, 1)
+    path = checkpoint.path_of(tmp_path, 1)
+    for position in range(0, path.stat().st_size, 61):
+        flip(path, position)
+        if checkpoint.damage(path) is None:
+            assert torch.equal(checkpoint.read(path)["model"]["w"], state(1)["model"]["w"])
+        flip(path, position)
+
+
+def test_the_one_before_a_damaged_one_is_taken(tmp_path):
+    keeper = saved(tmp_path, 1, 2, 3)
+    flip(checkpoint.path_of(tmp_path, 3), 6000)
+    path = checkpoint.path_of(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:-100])
+    notes = []
+    assert checkpoint.newest_good(tmp_path, notes.append) == checkpoint.path_of(tmp_path, 1)
+    assert "ckpt-00000003" in notes[0] and "ckpt-00000002" in notes[1]
+    assert keeper.load("auto")["step"] == 1
+    with pytest.raises(UserError, match="dañado"):
+        keeper.load(str(checkpoint.path_of(tmp_path, 3)))
+
+
+def test_what_is_not_a_checkpoint_is_named(tmp_path):
+    keeper = saved(tmp_path)
+    assert keeper.load("auto") is None
+    with pytest.raises(UserError, match="no existe"):
+        keeper.load(str(tmp_path / "falta.pt"))
+    (tmp_path / "x.pt").write_bytes(b"hola")
+    with pytest.raises(UserError, match=r"x\.pt"):
+        keeper.load(str(tmp_path / "x.pt"))
+    torch.save({"step": object}, tmp_path / "y.pt")
+    with pytest.raises(UserError, match="no se carga"):
+        keeper.load(str(tmp_path / "y.pt"))
+
+
+def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
+    keeper = saved(tmp_path, 1, 2)
+    keeper.start_fresh()
+    assert checkpoint.found(tmp_path) == []
+    assert len(list(tmp_path.glob("anterior-*/ckpt-*.pt"))) == 2
+
+
+SAVE_FOR_EVER = """
+import sys, torch
+from aura import checkpoint
+from aura.distributed import Session
+keeper = checkpoint.Checkpointer(sys.argv[1], Session(), keep=2)
+step = int(sys.argv[2])
+while True:
+    step += 1
+    keeper.save(step, {"step": step, "w": torch.full((300_000,), float(step))})
+    print("saved", step, flush=True)
+"""
+
+
+def test_kill_9_during_saves_always_leaves_a_valid_checkpoint(tmp_path):
+    script = tmp_path / "save.py"
+    script.write_text(SAVE_FOR_EVER)
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    step = 0
+    for attempt in range(6):
+        with Process([script, folder, step], tmp_path) as process:
+            process.wait_for("saved")
+            time.sleep(0.003 * attempt)  # another moment of the save each time
+            os.killpg(process.child.pid, signal.SIGKILL)
+            process.child.wait()
+        path = checkpoint.newest_good(folder, note=pytest.fail)
+        found = checkpoint.read(path)
+        assert found["step"] > step and torch.all(found["w"] == found["step"])
+        step = found["step"]
+    keeper = checkpoint.Checkpointer(folder, Session(), keep=2)
+    keeper.save(step + 1, state(1))
+    assert sorted(path.suffix for path in folder.iterdir()) == [".pt", ".pt"], "no debris is left"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatch):
+    keeper = saved(tmp_path, 1)
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **options: real(
+        "/dev/full" if str(path).endswith(".parcial") else path, *rest, **options))
+    with pytest.raises(TrainingFault, match="no queda espacio"):
+        keeper.save(2, state(2))
+    monkeypatch.undo()
+    assert keeper.named().endswith("ckpt-00000001.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt-00000001.pt"]
+
+
+def test_too_little_room_is_said_before_training(tmp_path):
+    with pytest.raises(UserError, match="libere espacio"):
+        saved(tmp_path).require_room(10**18)

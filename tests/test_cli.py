@@ -1,0 +1,77 @@
+"""Arguments: every bad value in one line, dashes and underscores alike, Spanish help."""
+
+import pytest
+
+import train_gpt2_spanish as script
+from aura import cli
+from aura.errors import UserError
+from tests.support import ROOT, run
+
+
+def parse(*words):
+    return script.build_parser().parse_args(list(words))
+
+
+def test_underscores_are_dashes():
+    assert parse("--batch_size", "3", "--max_steps=7").batch_size == 3
+    assert parse("--batch_size", "3", "--max_steps=7").max_steps == 7
+
+
+def test_underscores_in_values_stay():
+    assert parse("--sample_prompt=a_b", "--data-dir", "x_y").sample_prompt == "a_b"
+    assert parse("--data-dir", "x_y").data_dir == "x_y"
+
+
+@pytest.mark.parametrize("words, pieces", [
+    (["--batch-size", "0"], ["--batch-size", "0", "desde 1"]),
+    (["--batch-size", "dos"], ["'dos'", "entero"]),
+    (["--lr", "nan"], ["--lr", "nan"]),
+    (["--lr", "inf"], ["--lr", "inf"]),
+    (["--dropout", "1.5"], ["--dropout", "1.5"]),
+    (["--precision", "bf61"], ["'bf61'", "¿quiso decir 'bf16'?"]),
+    (["--presett", "demo"], ["--presett", "¿quiso decir --preset?"]),
+    (["--lr"], ["falta el valor", "--lr"]),
+    (["sobra"], ["de más", "'sobra'"]),
+    (["--batch-size", "-1", "--lr", "x", "--nope"], ["--batch-size", "--lr", "--nope"]),
+])
+def test_bad_values_are_named_together(words, pieces):
+    with pytest.raises(UserError) as problem:
+        parse(*words)
+    assert "\n" not in str(problem.value)
+    for piece in pieces:
+        assert piece in str(problem.value)
+
+
+def test_every_numeric_flag_refuses_words_and_every_choice_refuses_others():
+    parser = script.build_parser()
+    checked = [action for action in parser._actions if action.type not in (None, str)]
+    assert len(checked) > 20
+    for action in checked:
+        with pytest.raises(UserError, match=action.option_strings[-1]):
+            parser.parse_args([action.option_strings[-1], "¿eh?"])
+
+
+def test_help_is_spanish_and_shows_defaults():
+    text = " ".join(script.build_parser().format_help().split())
+    assert text.startswith("uso:")
+    assert "(por defecto: ./checkpoints)" in text
+    for english in ("usage", "default:", "show this help", "options:"):
+        assert english not in text
+
+
+def test_bad_argument_ends_with_one_line_and_code_2(tmp_path):
+    code, output = run([ROOT / "train_gpt2_spanish.py", "--preset", "gtp2"], tmp_path)
+    assert code == 2
+    assert output.count("\n") == 1
+    assert output.startswith("error: --preset: 'gtp2'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_turns_exceptions_into_codes(capsys):
+    def fail():
+        raise UserError("el valor 7 no sirve; use 8")
+
+    with pytest.raises(SystemExit) as leaving:
+        cli.run(fail)
+    assert leaving.value.code == 2
+    assert capsys.readouterr().err == "error: el valor 7 no sirve; use 8\n"

@@ -1,0 +1,126 @@
+"""Prepared folders: whole or not there, found again, the same split every time."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from aura import corpus, dataset
+from aura.errors import UserError
+from tests.support import ROOT, Process, corpus_text
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "libro.txt"
+    path.write_text(corpus_text(), encoding="utf-8")
+    return path
+
+
+def prepare(path, data_dir, **options):
+    options = {"vocab_size": 400, "note": lambda _: None, **options}
+    return dataset.prepare(corpus.open_corpus(str(path)), data_dir, **options)
+
+
+def read_tokens(found, split):
+    return np.concatenate([np.fromfile(path, dtype=np.uint16, offset=64) for path in found.shards(split)])
+
+
+def test_tokens_are_the_text(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    tokenizer = found.load_tokenizer()
+    pieces = {}
+    for split in ("train", "val"):
+        ids = read_tokens(found, split).tolist()
+        assert len(ids) == found.tokens(split) > 0 and ids[-1] == tokenizer.eos_id
+        starts = [0, *(i + 1 for i, token in enumerate(ids) if token == tokenizer.eos_id)]
+        pieces[split] = {tokenizer.decode(ids[a:b]) for a, b in zip(starts, starts[1:], strict=False)}
+    assert pieces["train"] | pieces["val"] == set(corpus.open_corpus(str(book)).documents())
+    assert not pieces["train"] & pieces["val"]
+
+
+def test_the_same_source_gives_the_same_bytes(book, tmp_path):
+    assert prepare(book, tmp_path / "a").sha256 == prepare(book, tmp_path / "b").sha256
+
+
+def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path):
+    data_dir = tmp_path / "Data"
+    first = prepare(book, data_dir)
+    assert prepare(book, data_dir).meta["prepared_at"] == first.meta["prepared_at"]
+    assert prepare(book, data_dir, vocab_size=380).vocab_size == 380
+    book.write_text(corpus_text(70), encoding="utf-8")
+    assert prepare(book, data_dir, vocab_size=380).meta["source"]["bytes"] == [book.stat().st_size]
+
+
+def test_max_tokens_is_exact(book, tmp_path):
+    found = prepare(book, tmp_path / "Data", max_tokens=5001)
+    assert found.tokens("train") + found.tokens("val") == 5001
+
+
+def test_latest_is_the_one_prepared_last(book, tmp_path):
+    other = tmp_path / "otro.txt"
+    other.write_text(corpus_text(30), encoding="utf-8")
+    data_dir = tmp_path / "Data"
+    assert dataset.latest(data_dir) is None
+    prepare(book, data_dir)
+    prepare(other, data_dir)
+    assert dataset.latest(data_dir).meta["name"] == "otro"
+
+
+def test_one_document_is_all_training(tmp_path):
+    path = tmp_path / "uno.txt"
+    path.write_text("Una sola frase. " * 100, encoding="utf-8")
+    found = prepare(path, tmp_path / "Data", vocab_size=300)
+    assert found.tokens("val") == 0 and found.tokens("train") > 0
+
+
+def test_few_documents_still_leave_one_for_validation(tmp_path):
+    path = tmp_path / "dos.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"documento {i} " * 40}) for i in range(2)))
+    found = prepare(path, tmp_path / "Data", vocab_size=300)
+    assert found.meta["splits"]["train"]["documents"] == found.meta["splits"]["val"]["documents"] == 1
+
+
+@pytest.mark.parametrize("content", ["", " \n\n \n"])
+def test_an_empty_corpus_leaves_nothing(tmp_path, content):
+    path = tmp_path / "vacío.txt"
+    path.write_text(content)
+    with pytest.raises(UserError, match="vacío"):
+        prepare(path, tmp_path / "Data")
+    assert list((tmp_path / "Data").iterdir()) == []
+
+
+def test_a_broken_json_of_the_folder_is_named(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    (found.directory / "dataset.json").write_text("{")
+    with pytest.raises(UserError, match=r"dataset\.json.*--prepare"):
+        dataset.read(found.directory)
+
+
+def test_a_flipped_byte_is_found(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    path = found.shards("train")[0]
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=path.name):
+        found.verify()
+
+
+def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path):
+    """Kill -9 a real preparation; the next one starts over and cleans up."""
+    big = tmp_path / "grande.txt"
+    big.write_text(corpus_text(600), encoding="utf-8")
+    command = [ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", big, "--vocab-size", 400]
+    with Process(command, tmp_path) as process:
+        process.wait_for("Entrenando el tokenizador")
+        while not list((tmp_path / "Data").glob(".grande.*/train-00000.bin")) and process.child.poll() is None:
+            pass
+        os.killpg(process.child.pid, signal.SIGKILL)
+        process.child.wait()
+    assert dataset.latest(tmp_path / "Data") is None
+    found = prepare(big, tmp_path / "Data")
+    assert found.tokens("train") > 0
+    assert [path.name for path in (tmp_path / "Data").iterdir()] == ["grande"]

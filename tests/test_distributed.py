@@ -1,0 +1,173 @@
+"""Real groups of processes: agreement, fall-back, failures that name their reason."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from aura import backend
+from tests.support import ROOT, free_port, ranks, run, run_ranks
+
+DOCTOR = ROOT / "test_ddp.py"
+
+PROGRAM = """
+import json, os, sys, torch
+from types import SimpleNamespace
+from aura import cli, distributed
+from aura.errors import UserError
+
+def main():
+    args = SimpleNamespace(backend="gloo", dist_timeout=20.0, distributed=True)
+    with distributed.session(args) as dist:
+        {body}
+    assert not torch.distributed.is_initialized()
+    return 0
+
+cli.run(main)
+"""
+
+
+def program(tmp_path, body):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.replace("{body}", body.replace("\n", "\n        ")))
+    return path
+
+
+def test_by_hand_two_processes_add_up(tmp_path):
+    for rank, (code, output) in enumerate(run_ranks([DOCTOR, "--backend", "auto"], [tmp_path] * 2)):
+        assert code == 0, output
+        assert f"rank={rank} local_rank={rank} world_size=2 backend=gloo" in output
+        assert "suma=1" in output and "fallback" not in output
+
+
+def test_nccl_that_is_not_there_falls_back_together(tmp_path):
+    outputs = run_ranks([DOCTOR, "--backend", "nccl"], [tmp_path] * 2)
+    assert all(code == 0 and "backend=gloo" in output for code, output in outputs)
+    assert "fallback=gloo: " in outputs[0][1] and "NCCL" in outputs[0][1]
+
+
+def test_torchrun(tmp_path):
+    code, output = run(["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", DOCTOR],
+                       tmp_path)
+    assert code == 0 and output.count("all_reduce correcto") == 2 and "según torchrun" in output
+
+
+def test_slurm_variables(tmp_path):
+    variables = {"SLURM_NTASKS": 1, "SLURM_PROCID": 0}
+    code, output = run([DOCTOR], tmp_path, **variables)
+    assert code == 0 and "un solo proceso" in output
+
+
+def test_a_missing_rank_is_named_in_time(tmp_path):
+    started = time.monotonic()
+    code, output = run([DOCTOR, "--timeout", "2"], tmp_path, RANK=0, WORLD_SIZE=3, MASTER_ADDR="127.0.0.1",
+                       MASTER_PORT=free_port())
+    assert code == 2 and "faltan los rangos 1, 2 de 3" in output and output.count("\n") == 1
+    assert time.monotonic() - started < 40
+
+
+def test_an_unreachable_master_is_named_in_time(tmp_path):
+    port = free_port()
+    code, output = run([DOCTOR, "--timeout", "2"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
+                       MASTER_PORT=port)
+    assert code == 2 and f"127.0.0.1:{port}" in output and "cortafuegos" in output
+
+
+def test_a_busy_port_is_named(tmp_path):
+    with ranks([DOCTOR, "--timeout", "20"], [tmp_path] * 2) as (first, second):
+        first.wait_for("rank=0")
+    import socket
+    with socket.socket() as busy:
+        busy.bind(("0.0.0.0", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        code, output = run([DOCTOR, "--timeout", "3"], tmp_path, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=port)
+    assert code == 2 and f"el puerto {port} ya está en uso" in output
+
+
+def test_a_wrong_sum_is_found(monkeypatch):
+    monkeypatch.setattr(backend.c10d, "all_reduce", lambda tensor, group=None: tensor.add_(1))
+    with pytest.raises(RuntimeError, match="all_reduce ha dado"):
+        backend.check_all_reduce(0, 1, backend.torch.device("cpu"))
+
+
+def test_builds_without_libuv_set_the_variable_before_the_rendezvous(monkeypatch):
+    def no_libuv(*args, use_libuv=True, **options):
+        raise RuntimeError("use_libuv was requested but PyTorch was built without libuv support")
+
+    monkeypatch.delenv("USE_LIBUV", raising=False)
+    monkeypatch.setattr(backend.c10d, "TCPStore", no_libuv)
+    backend.choose_libuv()
+    assert os.environ.pop("USE_LIBUV") == "0"
+
+
+def test_objects_tensors_and_work_on_main(tmp_path):
+    path = program(tmp_path, """
+tree = {"a": [torch.arange(5), {"b": torch.ones(2, 0)}], "n": None, "t": (1, "ñ"), "h": torch.ones(3).bfloat16()}
+got = dist.broadcast_tree(tree if dist.main else None)
+assert torch.equal(got["a"][0], tree["a"][0]) and got["a"][1]["b"].shape == (2, 0) and got["t"] == (1, "ñ")
+assert torch.equal(got["h"], tree["h"]) and got["n"] is None
+assert dist.run_on_main(lambda: {"rank": dist.rank}) == {"rank": 0}
+assert dist.sum([dist.rank, 1]) == [3.0, 3.0]
+assert dist.gather_objects(dist.rank) == [0, 1, 2]
+dist.print_each("bien")
+""")
+    for code, output in run_ranks([path], [tmp_path] * 3):
+        assert code == 0 and "bien" in output, output
+
+
+def test_a_failure_on_rank_0_is_told_to_all(tmp_path):
+    path = program(tmp_path, """
+def work():
+    raise UserError("el fichero «x» está roto")
+dist.run_on_main(work)
+""")
+    outputs = run_ranks([path], [tmp_path] * 2)
+    assert [code for code, _ in outputs] == [2, 2]
+    assert all("el fichero «x» está roto" in output for _, output in outputs)
+
+
+def test_the_reason_of_a_rank_that_leaves_reaches_the_others(tmp_path):
+    path = program(tmp_path, """
+if dist.rank == 1:
+    raise UserError("mi disco está lleno")
+dist.barrier()
+""")
+    outputs = run_ranks([path], [tmp_path] * 3)
+    assert [code for code, _ in outputs] == [3, 2, 3]
+    assert all("rango 1: mi disco está lleno" in outputs[rank][1] for rank in (0, 2))
+
+
+def test_a_killed_rank_ends_the_others(tmp_path):
+    path = program(tmp_path, """
+dist.print_each("dentro")
+if dist.rank == 1:
+    import time
+    time.sleep(100)
+dist.barrier()
+""")
+    with ranks([path], [tmp_path] * 2) as processes:
+        processes[1].wait_for("dentro")
+        processes[0].wait_for("dentro")
+        os.killpg(processes[1].child.pid, signal.SIGKILL)
+        code, output = processes[0].finish(60)
+    assert code == 3 and "se ha perdido la comunicación" in output
+
+
+def test_the_environment_is_restored(tmp_path):
+    path = tmp_path / "env.py"
+    path.write_text("""
+import json, os
+from types import SimpleNamespace
+from aura import distributed
+before = dict(os.environ)
+for _ in range(2):  # and a second session in the same process works
+    with distributed.session(SimpleNamespace(backend="gloo", dist_timeout=20.0, distributed=True)) as dist:
+        assert dist.grouped and dist.sum([2]) == [2.0]
+print(json.dumps([key for key in set(before) | set(os.environ) if before.get(key) != os.environ.get(key)]))
+""")
+    code, output = run([path], tmp_path)
+    assert code == 0 and json.loads(output.splitlines()[-1]) == []

@@ -1,0 +1,32 @@
+"""Files are whole or not there."""
+
+import pytest
+
+from aura import files
+from aura.errors import UserError
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_trace(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"v": 1})
+    with pytest.raises(RuntimeError), files.atomic_write(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_text() == '{\n  "v": 1\n}\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_set_aside_keeps_everything(tmp_path):
+    (tmp_path / "x").write_text("1")
+    folder = files.set_aside([tmp_path / "x", tmp_path / "missing"], tmp_path)
+    assert (folder / "x").read_text() == "1"
+    assert not (tmp_path / "x").exists()
+    assert files.set_aside([tmp_path / "x"], tmp_path) is None
+
+
+def test_unwritable_places_are_named_with_the_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--log-dir"):
+        files.require_writable_directory(tmp_path / "file" / "logs", "--log-dir")
+    with pytest.raises(UserError, match="/proc/nada"):
+        files.require_writable_directory("/proc/nada", "--log-dir")

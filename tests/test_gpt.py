@@ -1,0 +1,110 @@
+"""GPT-2: sizes, FLOPs, the same logits as the published implementation, the key-value cache."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from aura import sampling
+from aura.errors import UserError
+from aura.models import gpt
+
+TINY = gpt.GPTConfig(vocab_size=101, seq_len=16, n_layer=2, n_head=4, n_embd=32, dropout=0.0)
+
+
+@pytest.mark.parametrize("name", ["demo", "gpt2"])
+def test_parameter_count_equals_the_module(name):
+    with torch.device("meta"):
+        model = gpt.GPT(gpt.PRESETS[name])
+    assert sum(p.numel() for p in model.parameters()) == gpt.PRESETS[name].parameters()
+
+
+def test_published_sizes():
+    published = {"gpt2": 124.4e6, "gpt2-medium": 354.8e6, "gpt2-large": 774.0e6, "gpt2-xl": 1557.6e6}
+    for name, size in published.items():  # with GPT-2's own vocabulary
+        assert dataclasses.replace(gpt.PRESETS[name], vocab_size=50257).parameters() == pytest.approx(size, rel=1e-3)
+
+
+def test_flops_equal_the_counter_of_torch():
+    model = gpt.GPT(TINY).init_weights(0)
+    tokens = torch.zeros(3, TINY.seq_len, dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        model(tokens).sum().backward()
+    assert counter.get_total_flops() == TINY.flops_per_token() * tokens.numel()
+
+
+def test_logits_equal_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=101, n_positions=16, n_embd=32, n_layer=2, n_head=4)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():  # the published initialisation is too small to show a wrong activation or scale
+        for parameter in theirs.parameters():
+            parameter.mul_(5).add_(0.01)
+    weights = {}
+    for name, value in theirs.transformer.state_dict().items():
+        conv1d = name.endswith("weight") and any(part in name for part in ("c_attn", "c_proj", "c_fc"))
+        weights[name] = value.t() if conv1d else value  # Conv1D keeps its matrix transposed
+    ours = gpt.GPT(TINY).eval()
+    ours.load_state_dict(weights)
+    tokens = torch.randint(101, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+def test_initial_weights_follow_the_seed_and_the_paper():
+    model = gpt.GPT(gpt.PRESETS["demo"]).init_weights(3)
+    again = gpt.GPT(gpt.PRESETS["demo"]).init_weights(3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert model.h[0].attn.c_attn.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert model.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 10**0.5, rel=0.02)
+    assert model.h[0].ln_1.weight.eq(1).all() and model.h[0].attn.c_attn.bias.eq(0).all()
+
+
+def test_cached_logits_equal_uncached():
+    model = gpt.GPT(TINY).init_weights(1).eval()
+    tokens = torch.randint(101, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(tokens)
+        cache = gpt.KVCache(TINY, 1, "cpu", torch.float32)
+        parts = [model(tokens[:, :5], cache)] + [model(tokens[:, i:i + 1], cache) for i in range(5, 12)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_token_never_sees_the_future():
+    model = gpt.GPT(TINY).init_weights(1).eval()
+    a = torch.randint(101, (1, 12), generator=torch.Generator().manual_seed(0))
+    b = a.clone()
+    b[0, 8] = (a[0, 8] + 1) % 101
+    with torch.no_grad():
+        difference = (model(a) - model(b)).abs().amax(-1)[0]
+    assert difference[:8].max() == 0 and difference[8:].min() > 0
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(UserError, match="n-embd 30"):
+        gpt.GPT(dataclasses.replace(TINY, n_embd=30))
+
+
+def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
+    model = gpt.GPT(TINY).init_weights(1).train()
+    first = sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9)
+    assert first == sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9)
+    assert first != sampling.generate(model, [1, 2, 3], 40, seed=6, top_k=20, top_p=0.9)
+    assert len(first) == 40 and model.training
+
+
+def test_generation_accepts_a_prompt_longer_than_the_context():
+    model = gpt.GPT(TINY).init_weights(1)
+    assert len(sampling.generate(model, list(range(50)), 5, temperature=0)) == 5
+
+
+def test_choices():
+    logits = torch.tensor([1.0, 3.0, 2.0, -5.0])
+    generator = torch.Generator().manual_seed(0)
+    assert sampling.choose(logits, generator, temperature=0) == 1
+    assert {sampling.choose(logits, generator, top_k=2) for _ in range(60)} == {1, 2}
+    assert {sampling.choose(logits, generator, top_p=0.1) for _ in range(60)} == {1}
+    assert {sampling.choose(logits, generator) for _ in range(300)} >= {0, 1, 2}

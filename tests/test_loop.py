@@ -1,0 +1,186 @@
+"""The loop: accumulation, exact resume, NaN policies, orderly stop."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aura import loop, optim, report, tokens
+from aura.checkpoint import Checkpointer
+from aura.distributed import Session
+from aura.errors import TrainingFault
+from aura.models import gpt
+
+CONFIG = gpt.GPTConfig(vocab_size=64, seq_len=8, n_layer=1, n_head=2, n_embd=16, dropout=0.2)
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    writer = tokens.ShardWriter(folder, "train", 64)
+    writer.write(np.random.default_rng(0).integers(0, 64, 1200))
+    return [folder / shard["file"] for shard in writer.close()]
+
+
+def loss_fn(model, batch):
+    logits = model(batch[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"), batch[:, 1:].numel()
+
+
+class Run:
+    """One run in a folder; `spoil` gives the calls of the loss (from 1) that are NaN."""
+
+    def __init__(self, folder, shards, *, batch=4, accum=2, spoil=(), signal_at=None, precision="fp32", dropout=0.2,
+                 **policy):
+        self.folder, self.calls, self.spoil, self.signal_at = folder, 0, spoil, signal_at
+        self.model = gpt.GPT(gpt.GPTConfig(**{**CONFIG.__dict__, "dropout": dropout})).init_weights(0)
+        self.optimizer = optim.adamw(self.model, 1e-2, 0.1)
+        self.loader = tokens.TokenLoader(shards, 8, batch, vocab_size=64, seed=7, grad_accum=accum)
+        self.precision = loop.Precision(precision, torch.device("cpu"))
+        self.reporter = report.Reporter(folder, True, STEPS)
+        self.keeper = Checkpointer(folder, Session(), keep=5)
+        self.policy = loop.Policy(**{"max_steps": STEPS, "micro_tokens": batch * 8, "grad_accum": accum,
+                                     "log_interval": 1, "checkpoint_freq": 4, "seed": 5, **policy})
+
+    def loss(self, model, batch):
+        self.calls += 1
+        if self.calls == self.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        loss, count = loss_fn(model, batch)
+        return (loss * float("nan") if self.calls in self.spoil else loss), count
+
+    def go(self, resume=False):
+        progress = None
+        if resume:
+            progress = loop.restore(self.keeper.load("auto"), self.model, self.optimizer, self.precision, self.loader)
+        self.reporter.start(progress.step if progress else 0)
+        with self.loader:
+            self.result = loop.train(
+                self.model, self.loss, self.loader, self.optimizer, lambda step: 1e-2 / (1 + step), self.keeper,
+                self.reporter, self.policy, Session(), self.precision, progress=progress,
+                reinitialise=lambda: self.model.init_weights(0))
+        self.reporter.close()
+        return self
+
+    def losses(self):
+        return [row["loss"] for row in report.read_table(self.folder / "train.csv")]
+
+
+def folder(tmp_path, name):
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+def same_weights(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.model.parameters(), b.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("signal_at", [1, 7, 16])
+def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, shards, signal_at):
+    whole = Run(folder(tmp_path, "a"), shards).go()
+    assert whole.result[1] == 0 and len(whole.losses()) == STEPS
+    cut = Run(folder(tmp_path, "b"), shards, signal_at=signal_at).go()
+    assert cut.result[1] == signal.SIGTERM and cut.result[0].step == (signal_at + 1) // 2
+    rest = Run(tmp_path / "b", shards).go(resume=True)
+    assert rest.losses() == whole.losses()
+    assert same_weights(rest, whole)
+
+
+def test_resume_after_a_hard_kill_drops_the_rows_after_the_checkpoint(tmp_path, shards):
+    whole = Run(folder(tmp_path, "a"), shards).go()
+    (tmp_path / "a" / "ckpt-00000012.pt").unlink()
+    again = Run(tmp_path / "a", shards).go(resume=True)
+    assert again.losses() == whole.losses() and same_weights(again, whole)
+
+
+def test_handlers_are_put_back(tmp_path, shards):
+    before = signal.getsignal(signal.SIGTERM)
+    Run(folder(tmp_path, "a"), shards, max_steps=1).go()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_accumulation_equals_one_large_batch(tmp_path, shards):
+    large = Run(folder(tmp_path, "a"), shards, batch=8, accum=1, dropout=0.0).go()
+    small = Run(folder(tmp_path, "b"), shards, batch=2, accum=4, dropout=0.0).go()
+    for a, b in zip(large.losses(), small.losses(), strict=True):
+        assert float(a) == pytest.approx(float(b), abs=1e-5)
+
+
+def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, spoil={3}).go()
+    events = (tmp_path / "a" / "events.log").read_text()
+    assert "paso 2" in events and "se reinician los pesos" in events
+    assert run.result[0].lr_scale == 0.5 and run.result[0].step == STEPS
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_nan_after_a_checkpoint_restores_it(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, spoil={13}).go()
+    assert "ckpt-00000004.pt" in (tmp_path / "a" / "events.log").read_text()
+    assert run.result[0].step == STEPS and run.losses()[6] == "nan"
+
+
+def test_nan_with_skip_keeps_the_weights(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, spoil={13, 20}, nan_policy="skip").go()
+    assert run.result[0].lr_scale == 1.0 and run.result[0].step == STEPS
+    assert "se salta" in (tmp_path / "a" / "events.log").read_text()
+
+
+@pytest.mark.parametrize("policy, spoil", [("stop", {11}), ("restart", range(11, 99)), ("skip", range(11, 99))])
+def test_nans_that_do_not_end_stop_the_run_and_name_the_checkpoint(tmp_path, shards, policy, spoil):
+    with pytest.raises(TrainingFault, match=r"paso \d+.*--lr.*ckpt-00000004\.pt"):
+        Run(folder(tmp_path, "a"), shards, spoil=set(spoil), nan_policy=policy).go()
+
+
+def test_endless_nans_stop_even_when_every_step_saves(tmp_path, shards):
+    with pytest.raises(TrainingFault, match="3.ª vez"):
+        Run(folder(tmp_path, "a"), shards, spoil=set(range(5, 99)), checkpoint_freq=1).go()
+
+
+def test_fp16_scaler_skips_overflows_and_survives_a_resume(tmp_path, shards):
+    whole = Run(folder(tmp_path, "a"), shards, precision="fp16").go()
+    Run(folder(tmp_path, "b"), shards, precision="fp16", signal_at=9).go()
+    rest = Run(tmp_path / "b", shards, precision="fp16").go(resume=True)
+    assert rest.losses() == whole.losses() and same_weights(rest, whole)
+
+
+def test_bf16_follows_fp32(tmp_path, shards):
+    exact = Run(folder(tmp_path, "a"), shards).go().losses()
+    rounded = Run(folder(tmp_path, "b"), shards, precision="bf16").go().losses()
+    assert rounded != exact
+    assert [float(x) for x in rounded] == pytest.approx([float(x) for x in exact], abs=2e-2)
+
+
+def test_loss_is_normalised_by_the_tokens_that_count(tmp_path, shards):
+    """Micro-batches with different numbers of counting tokens weigh by token, not by micro-batch."""
+    run = Run(folder(tmp_path, "a"), shards, batch=2, accum=2, dropout=0.0, max_steps=1, grad_clip=0.0)
+    counts = iter([3, 16])
+
+    def ragged(model, batch):
+        keep = next(counts)
+        logits, targets = model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+        return F.cross_entropy(logits[:keep], targets[:keep], reduction="sum"), keep
+
+    run.loss = ragged
+    run.go()
+    twin = gpt.GPT(gpt.GPTConfig(**{**CONFIG.__dict__, "dropout": 0.0})).init_weights(0)
+    total = 0.0
+    with tokens.TokenLoader(shards, 8, 2, vocab_size=64, seed=7, grad_accum=2) as loader:
+        for keep in (3, 16):
+            batch = loader.next()
+            logits, targets = twin(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+            total = total + F.cross_entropy(logits[:keep], targets[:keep], reduction="sum")
+    (total / 19).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in twin.parameters()])
+    (row,) = report.read_table(tmp_path / "a" / "train.csv")
+    assert float(row["loss"]) == pytest.approx(total.item() / 19, abs=1e-6)
+    assert float(row["grad_norm"]) == pytest.approx(norm.item(), rel=1e-5)
+
+
+def test_step_seeds_differ():
+    seeds = {loop.step_seed(seed, step, rank) for seed in range(5) for step in range(50) for rank in range(5)}
+    assert len(seeds) == 1250

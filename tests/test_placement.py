@@ -1,0 +1,80 @@
+"""Who am I: flags, torchrun, SLURM, hand-made variables, in that order."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from aura import placement
+from aura.errors import UserError
+
+
+def args(**given):
+    names = ("rank", "world_size", "local_rank", "master_addr", "master_port", "distributed")
+    return SimpleNamespace(**{name: given.get(name) for name in names})
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "29400"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "gpu[03-05,9],login",
+         "SLURM_JOB_ID": "1234567"}
+
+
+def test_alone():
+    place = placement.find(args(), {})
+    assert (place.rank, place.world_size, place.grouped) == (0, 1, False)
+
+
+def test_torchrun():
+    place = placement.find(args(), TORCHRUN)
+    assert (place.rank, place.local_rank, place.world_size, place.source) == (3, 1, 4, "torchrun")
+    assert (place.master_addr, place.master_port) == ("10.0.0.1", 29400)
+
+
+def test_slurm_takes_the_first_host_and_a_port_of_the_job():
+    place = placement.find(args(), SLURM)
+    assert (place.rank, place.local_rank, place.world_size, place.source) == (5, 1, 8, "SLURM")
+    assert (place.master_addr, place.master_port) == ("gpu03", 20000 + 1234567 % 20000)
+
+
+def test_torchrun_inside_slurm_wins():
+    assert placement.find(args(), {**SLURM, **TORCHRUN}).source == "torchrun"
+
+
+def test_slurm_with_one_task_is_alone():
+    assert not placement.find(args(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).grouped
+
+
+def test_flags_win():
+    place = placement.find(args(rank=0, world_size=2, master_addr="h", master_port=1234), TORCHRUN)
+    assert (place.rank, place.world_size, place.master_addr, place.master_port) == (0, 2, "h", 1234)
+    assert place.source == "argumentos"
+
+
+@pytest.mark.parametrize("hosts, first", [
+    ("n1", "n1"), ("n1,n2", "n1"), ("n[1-2]", "n1"), ("gpu-a[007,9]", "gpu-a007"), ("a[1-2]b,c", "a1b"),
+    ("tux-3.uni.es,tux-4.uni.es", "tux-3.uni.es")])
+def test_first_host(hosts, first):
+    assert placement.first_host(hosts) == first
+
+
+@pytest.mark.parametrize("env, pieces", [
+    ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ["rango 2"]),
+    ({"RANK": "0"}, ["WORLD_SIZE"]),
+    ({"WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ["RANK"]),
+    ({"RANK": "a", "WORLD_SIZE": "-3", "MASTER_ADDR": "h"}, ["'a'", "'-3'"]),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR"]),
+    ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "h"}, ["WORLD_SIZE", "0"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "99999"}, ["99999"]),
+])
+def test_absurd_values_are_named(env, pieces):
+    with pytest.raises(UserError) as problem:
+        placement.find(args(), env)
+    for piece in pieces:
+        assert piece in str(problem.value)
+
+
+def test_interface_towards_loopback():
+    address = placement.address_towards("127.0.0.1", 29500)
+    assert address == "127.0.0.1"
+    assert placement.interface_of(address) == "lo"
+    assert placement.interface_of("203.0.113.77") is None

@@ -1,0 +1,218 @@
+"""train_gpt2_spanish.py as a user runs it: real processes, real files."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from aura import report
+from tests.support import ROOT, Process, corpus_text, free_port, ranks, run, run_ranks
+
+SCRIPT = ROOT / "train_gpt2_spanish.py"
+SMALL = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32",
+         "--vocab-size", "400", "--sample-length", "5", "--log-interval", "1", "--dropout", "0", "--eval-windows", "20"]
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "libro.txt"
+    path.write_text(corpus_text(), encoding="utf-8")
+    return path
+
+
+def train(cwd, *options, **extra):
+    code, output = run([SCRIPT, *SMALL, *map(str, options)], cwd, **extra)
+    return code, output
+
+
+def losses(folder):
+    return [(int(row["step"]), float(row["loss"])) for row in report.read_table(folder / "logs" / "train.csv")]
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)
+
+
+def assert_same_weights(a, b):
+    a, b = weights(a), weights(b)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_from_text_to_a_model_that_writes(book, tmp_path):
+    code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 12)
+    assert code == 0, output
+    for expected in ("paso 12/12", "bits/byte", "muestra del paso 12", "gpt2_spanish.pth", "Reparto de los datos"):
+        assert expected in output
+    assert (tmp_path / "logs" / "loss.png").exists() and list((tmp_path / "logs").glob("events.out.tfevents.*"))
+    assert losses(tmp_path)[-1][1] < losses(tmp_path)[0][1]
+    assert not any(name.startswith(("module.", "_orig_mod.")) for name in weights(tmp_path / "gpt2_spanish.pth"))
+    for source in ("gpt2_spanish.pth", "checkpoints/ckpt-00000012.pt"):
+        command = ["-m", "aura.generate", "--checkpoint", source, "--prompt", "Ana compró", "--length", "8"]
+        code, text = run(command, tmp_path)
+        assert code == 0 and text.startswith("Ana compró")
+        assert run(command, tmp_path)[1].splitlines()[:-1] == text.splitlines()[:-1]
+    again = train(tmp_path, "--max-steps", 12)
+    assert again[0] == 0 and "ya estaba completo" in again[1]
+
+
+def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
+    code, output = train(tmp_path, "--prepare", "--dataset-name", book)
+    assert code == 0 and "Datos preparados" in output and not (tmp_path / "checkpoints").exists()
+    code, output = train(tmp_path, "--max-steps", 1)
+    assert code == 0 and "'libro', los últimos preparados" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signal_and_the_same_command_again_equal_an_uninterrupted_run(book, tmp_path, number):
+    whole, cut = tmp_path / "a", tmp_path / "b"
+    whole.mkdir()
+    cut.mkdir()
+    options = ["--dataset-name", book, "--max-steps", 25, "--dropout", "0.1"]
+    assert train(whole, *options)[0] == 0
+    with Process([SCRIPT, *SMALL, *map(str, options)], cut) as process:
+        process.wait_for("paso 7/")
+        process.child.send_signal(number)
+        code, output = process.finish()
+    assert code == 128 + number and "La misma orden lo reanuda" in output
+    assert train(cut, *options)[0] == 0
+    assert losses(cut) == losses(whole) and len(losses(cut)) == 25
+    assert_same_weights(whole / "gpt2_spanish.pth", cut / "gpt2_spanish.pth")
+
+
+def test_a_flipped_bit_in_the_newest_checkpoint_takes_the_one_before(book, tmp_path):
+    options = ["--dataset-name", book, "--max-steps", 8, "--checkpoint-freq", 4]
+    assert train(tmp_path, *options)[0] == 0
+    before = losses(tmp_path)
+    path = tmp_path / "checkpoints" / "ckpt-00000008.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+    code, output = train(tmp_path, *options)
+    assert code == 0 and "se descarta" in output and "Se reanuda en el paso 4" in output
+    assert losses(tmp_path) == before
+
+
+@pytest.mark.parametrize("size, batch", [(2, 4), (4, 2)])
+def test_more_processes_see_the_same_data_and_losses(book, tmp_path, size, batch):
+    one, many = tmp_path / "one", tmp_path / "many"
+    one.mkdir()
+    many.mkdir()
+    options = ["--dataset-name", str(book), "--max-steps", "6", "--data-dir", str(tmp_path / "Data")]
+    assert train(one, *options, "--batch-size", 8)[0] == 0
+    outputs = run_ranks([SCRIPT, *SMALL, *options, "--distributed", "--batch-size", batch], [many] * size)
+    for rank, (code, output) in enumerate(outputs):
+        assert code == 0, output
+        assert f"[rango {rank}] Sincronización inicial" in output
+        assert f"[rango {rank}] Todos los procesos completaron el entrenamiento" in output
+        assert ("paso 1/" in output) == (rank == 0)
+    for (_, a), (_, b) in zip(losses(one), losses(many), strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+    rows = [report.read_table(folder / "logs" / "train.csv")[-1] for folder in (one, many)]
+    assert float(rows[0]["val_loss"]) == pytest.approx(float(rows[1]["val_loss"]), abs=1e-5)
+
+
+def test_machines_without_data_or_checkpoint_receive_them(book, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    command = [SCRIPT, *SMALL, "--distributed", "--batch-size", "2"]
+    assert train(first, "--prepare", "--dataset-name", book)[0] == 0
+    outputs = run_ranks([*command, "--max-steps", "4"], [first, second])
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "rangos 1 no tienen los datos" in outputs[0][1]
+    for path in (first / "Data" / "libro").iterdir():
+        assert (second / "Data" / "libro" / path.name).read_bytes() == path.read_bytes()
+    assert not list(second.glob("checkpoints/*.pt")) and not (second / "gpt2_spanish.pth").exists()
+    outputs = run_ranks([*command, "--max-steps", "8"], [first, second])
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "Se reanuda en el paso 4" in outputs[0][1] and "no tienen los datos" not in outputs[0][1]
+
+
+def test_a_signal_to_one_rank_stops_all_and_other_world_size_goes_on(book, tmp_path):
+    command = [SCRIPT, *SMALL, "--dataset-name", book, "--max-steps", "400", "--distributed", "--log-interval", "5"]
+    with ranks([*command, "--batch-size", "2"], [tmp_path] * 2) as processes:
+        processes[0].wait_for("paso 10/")
+        processes[1].child.send_signal(signal.SIGUSR1)
+        assert [process.finish()[0] for process in processes] == [138, 138]
+    (path,) = (tmp_path / "checkpoints").glob("*.pt")
+    step = int(path.stem[5:])
+    code, output = run([*command, "--batch-size", "4", "--max-steps", str(step + 3)], tmp_path)
+    assert code == 0 and f"Se reanuda en el paso {step}" in output
+
+
+def test_a_machine_that_dies_ends_the_others_with_the_checkpoint_named(book, tmp_path):
+    command = [SCRIPT, *SMALL, "--dataset-name", book, "--max-steps", "5000", "--distributed", "--batch-size", "2",
+               "--checkpoint-freq", "5", "--dist-timeout", "20"]
+    with ranks(command, [tmp_path] * 2) as processes:
+        processes[0].wait_for("paso 12/")
+        os.killpg(processes[1].child.pid, signal.SIGKILL)
+        code, output = processes[0].finish(90)
+    assert code == 3 and "se ha perdido la comunicación" in output and "último punto de control: checkpoints/" in output
+
+
+@pytest.mark.parametrize("policy, code", [("restart", 0), ("skip", 0), ("stop", 3)])
+def test_nan_on_one_rank_is_noticed_by_all(book, tmp_path, policy, code):
+    command = [SCRIPT, *SMALL, "--dataset-name", book, "--max-steps", "8", "--distributed", "--batch-size", "2",
+               "--checkpoint-freq", "3", "--nan-policy", policy]
+    outputs = run_ranks(command, [tmp_path] * 2, AURA_INJECT_NAN="1:5")
+    assert [got for got, _ in outputs] == [code, code], outputs
+    if policy != "stop":
+        assert "AVISO, paso 5" in outputs[0][1]
+        assert torch.isfinite(weights(tmp_path / "gpt2_spanish.pth")["wte.weight"]).all()
+    else:
+        assert "paso 5" in outputs[0][1] and "ckpt-00000003.pt" in outputs[0][1]
+
+
+def test_torchrun_with_nccl_asked_for_falls_back(book, tmp_path):
+    code, output = run(["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT,
+                        *SMALL, "--dataset-name", book, "--max-steps", "2", "--distributed", "--backend", "nccl"],
+                       tmp_path)
+    assert code == 0 and "fallback=gloo" in output
+    assert output.count("Todos los procesos completaron el entrenamiento") == 2
+
+
+@pytest.mark.parametrize("options, pieces", [
+    (["--dataset-name", "nada.txt"], ["nada.txt", "no existe"]),
+    (["--seq-len", "100000"], ["--seq-len"]),
+    (["--batch-size", "99999"], ["--batch-size", "99999"]),
+    (["--n-embd", "33"], ["--n-embd 33", "34"]),
+    (["--checkpoint-dir", "/proc/x"], ["/proc/x", "--checkpoint-dir"]),
+    (["--log-dir", "/proc/x"], ["/proc/x", "--log-dir"]),
+    (["--output", "/proc/x/y.pth"], ["/proc/x", "--output"]),
+    (["--data-dir", "/proc/x"], ["/proc/x", "--data-dir"]),
+    (["--tokenizer", "falta.model"], ["falta.model", "--tokenizer"]),
+    (["--resume", "falta.pt"], ["falta.pt", "--resume"]),
+    (["--vocab-size", "20"], ["--vocab-size 20"]),
+])
+def test_bad_input_is_one_line_with_the_way_out(book, tmp_path, options, pieces):
+    code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 1, *options)
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert code == 2 and len(errors) == 1 and "Traceback" not in output, output
+    for piece in pieces:
+        assert piece in errors[0]
+    assert not list(tmp_path.glob("**/.*parcial"))
+
+
+def test_another_model_in_the_checkpoint_folder_is_refused_then_set_aside(book, tmp_path):
+    assert train(tmp_path, "--dataset-name", book, "--max-steps", 1)[0] == 0
+    code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2)
+    assert code == 2 and "n_layer=1 (ahora 2)" in output and "--resume none" in output
+    code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2, "--resume", "none")
+    assert code == 0 and len(list(tmp_path.glob("checkpoints/anterior-*/*.pt"))) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_ends_clearly_and_keeps_the_last_checkpoint(book, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=2m tmpfs {disk}"):
+        pytest.skip("this machine does not allow mounts")
+    try:
+        code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 400, "--checkpoint-freq", 2,
+                             "--keep-checkpoints", 50, "--checkpoint-dir", disk)
+        assert code == 3 and "no queda espacio" in output, output
+        left = sorted(path.name for path in disk.iterdir())
+        assert left and all(name.startswith("ckpt-") for name in left) and left[-1] in output
+    finally:
+        os.system(f"umount {disk}")
