@@ -1,0 +1,620 @@
+"""Token shards, their order, and the loader that reads them.
+
+A shard is a 64-byte little-endian header and then its tokens, u16 where the vocabulary fits, else u32. Several shards
+are one stream; window w of it is tokens [w*T, w*T + T], T inputs and one more for the last target. Sequence number n
+of epoch e is window perm(seed, e)(n), and the global batch that starts at position `samples` holds the numbers
+samples ... samples + B - 1. So the order depends on (seed, epoch, samples) alone, however many processes read it.
+
+csrc/token_loader.cpp reads ahead in a thread of its own; `_NumpyReader` does the same work, when it is asked for it,
+where the extension cannot be loaded. Which windows are read, and when, is decided here for both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import weakref
+import zlib
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aura import extension
+from aura.errors import UserError
+
+MAGIC = b"AURATOK\0"
+FORMAT_VERSION = 1
+HEADER = struct.Struct("<8sIIQQI24xI")  # magic, version, bytes per token, vocabulary, tokens, crc32, own crc32
+HEADER_BYTES = 64
+CHUNK_TOKENS = 2**22
+
+_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_TORCH_DTYPES = {2: torch.uint16, 4: torch.uint32}
+
+# ---- Shards ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardHeader:
+    width: int  # bytes per token
+    vocab_size: int
+    tokens: int
+    crc32: int  # of the tokens' bytes
+
+    def pack(self) -> bytes:
+        fields = (MAGIC, FORMAT_VERSION, self.width, self.vocab_size, self.tokens, self.crc32)
+        own = zlib.crc32(HEADER.pack(*fields, 0)[:-4])
+        return HEADER.pack(*fields, own)
+
+
+def token_width(vocab_size: int) -> int:
+    """Bytes per token on disk."""
+    return 2 if vocab_size <= 2**16 else 4
+
+
+class ShardWriter:
+    """Writes a stream of tokens as shards of `tokens_per_shard`, with a memory use that does not grow.
+
+    A shard's header is written last, after its tokens have reached the disk: what was interrupted is never valid.
+    As a context manager it closes on a clean exit and leaves the open shard without a header on an exception.
+    """
+
+    def __init__(self, directory: str | os.PathLike, prefix: str, vocab_size: int, tokens_per_shard: int = 2**27):
+        if not 1 <= vocab_size <= 2**32:
+            raise ValueError(f"vocab_size must be in 1 ... 2^32, not {vocab_size}")
+        if tokens_per_shard < 1:
+            raise ValueError(f"tokens_per_shard must be positive, not {tokens_per_shard}")
+        self.directory = Path(directory)
+        self.prefix = prefix
+        self.vocab_size = vocab_size
+        self.tokens_per_shard = tokens_per_shard
+        self._dtype = _DTYPES[token_width(vocab_size)]
+        self._shards: list[dict] = []
+        self._file = None
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append `tokens`, 1-D and of any integer dtype.
+
+        Raises UserError for a token outside the vocabulary, TypeError for anything but integers.
+        """
+        tokens = np.asarray(tokens)
+        if tokens.size == 0:
+            return
+        if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
+            raise TypeError(f"tokens must be a 1-D array of integers, not {tokens.ndim}-D of {tokens.dtype}")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise UserError(f"El token {bad} no cabe en el vocabulario de {self.vocab_size}: revisa el tokenizador.")
+        tokens = tokens.astype(self._dtype, copy=False)
+        while tokens.size:
+            if self._file is None:
+                self._open()
+            part = tokens[: self.tokens_per_shard - self._tokens]
+            tokens = tokens[part.size :]
+            self._append(part)
+            if self._tokens == self.tokens_per_shard:
+                self._finish()
+
+    def close(self) -> list[dict]:
+        """Finish the last shard; one {"file", "tokens", "crc32", "sha256", "bytes"} per shard, in order.
+
+        "file" is the name within the directory, "crc32" and "sha256" are of the tokens' bytes (all that follows the
+        header), "bytes" is the size of the whole file.
+        """
+        if self._file is not None:
+            self._finish()
+        return list(self._shards)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        if kind is None:
+            self.close()
+        elif self._file is not None:
+            self._file.close()
+
+    def _open(self) -> None:
+        self._path = self.directory / f"{self.prefix}-{len(self._shards):05d}.bin"
+        self._file = open(self._path, "wb", buffering=2**20)  # noqa: SIM115 (open until _finish)
+        self._file.write(bytes(HEADER_BYTES))
+        self._tokens, self._crc, self._sha = 0, 0, hashlib.sha256()
+
+    def _append(self, part: np.ndarray) -> None:
+        data = np.ascontiguousarray(part).data.cast("B")
+        self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+        self._sha.update(data)
+        self._tokens += part.size
+
+    def _finish(self) -> None:
+        file, self._file = self._file, None
+        header = ShardHeader(self._dtype.itemsize, self.vocab_size, self._tokens, self._crc)
+        with file:
+            _flush(file)
+            file.seek(0)
+            file.write(header.pack())
+            _flush(file)
+        _flush_directory(self.directory)
+        self._shards.append(
+            {
+                "file": self._path.name,
+                "tokens": self._tokens,
+                "crc32": self._crc,
+                "sha256": self._sha.hexdigest(),
+                "bytes": HEADER_BYTES + self._tokens * self._dtype.itemsize,
+            }
+        )
+
+
+def _flush(file) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    if os.name == "nt":  # Windows opens no directories, and keeps new names without being asked
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_header(path: str | os.PathLike, vocab_size: int | None = None) -> ShardHeader:
+    """Header of a shard, checked against itself, the file's size and the vocabulary; reads 64 bytes.
+
+    Raises UserError naming the file when it cannot be read, is no shard, is of another version, is cut short or too
+    long, or holds tokens of a larger vocabulary than `vocab_size`.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"No se puede leer {path}: {error.strerror or error}.") from error
+    return _parse_header(path, data, size, vocab_size)
+
+
+def _parse_header(path, data: bytes, size: int, vocab_size: int | None) -> ShardHeader:
+    if len(data) == HEADER_BYTES and not any(data):
+        raise UserError(f"{path} está incompleto: su escritura se interrumpió; vuelve a generarlo.")
+    if data[: len(MAGIC)] != MAGIC:
+        raise UserError(f"{path} no es un fichero de tokens (los primeros {len(MAGIC)} bytes no son los esperados).")
+    if len(data) < HEADER_BYTES:
+        raise UserError(f"{path} está cortado: mide {size} bytes y solo la cabecera ocupa {HEADER_BYTES}.")
+    _, version, width, vocabulary, tokens, crc, own = HEADER.unpack(data)
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path} es de la versión {version} del formato y aquí se lee la {FORMAT_VERSION}.")
+    if own != zlib.crc32(data[:-4]) or width not in _DTYPES:
+        raise UserError(f"{path} tiene la cabecera dañada (bytes 0 a {HEADER_BYTES - 1}); vuelve a generarlo.")
+    expected = HEADER_BYTES + tokens * width
+    if size != expected:
+        fault = "está cortado" if size < expected else "sobra algo al final"
+        raise UserError(f"{path}: {fault}; mide {size} bytes y debería medir {expected}.")
+    if vocab_size is not None and vocabulary > vocab_size:
+        raise UserError(f"{path} usa un vocabulario de {vocabulary} tokens y el modelo solo tiene {vocab_size}.")
+    return ShardHeader(width, vocabulary, tokens, crc)
+
+
+def verify_shard(path: str | os.PathLike, vocab_size: int | None = None) -> ShardHeader:
+    """Read a whole shard in pieces and check its sum and every token; returns its header.
+
+    Raises UserError with one line naming the file and the place, for everything `read_header` finds and for a wrong
+    checksum or a token outside the vocabulary (the smaller of the header's and `vocab_size`).
+    """
+    header = read_header(path, vocab_size)
+    dtype = _DTYPES[header.width]
+    crc, position, bad = 0, 0, None
+    try:
+        with open(path, "rb") as file:
+            file.seek(HEADER_BYTES)
+            while data := file.read(CHUNK_TOKENS * header.width):
+                crc = zlib.crc32(data, crc)
+                tokens = np.frombuffer(data, dtype, count=len(data) // header.width)
+                if bad is None and tokens.max(initial=0) >= header.vocab_size:
+                    first = int(np.argmax(tokens >= header.vocab_size))
+                    bad = (int(tokens[first]), position + first)
+                position += tokens.size
+    except OSError as error:
+        raise UserError(f"No se puede leer {path} (token {position}): {error.strerror or error}.") from error
+    if crc != header.crc32:
+        raise UserError(
+            f"{path} está dañado: la suma de sus {header.tokens} tokens es {crc:08x} y debería ser {header.crc32:08x}."
+        )
+    if bad is not None:
+        raise UserError(_beyond_vocabulary(path, *bad, header.vocab_size))
+    return header
+
+
+def _beyond_vocabulary(path, token: int, position: int, vocab_size: int) -> str:
+    return f"{path}: el token {token} de la posición {position} no cabe en el vocabulario de {vocab_size}."
+
+
+# ---- Order ----------------------------------------------------------------------------------------------------------
+
+_ROUNDS = 8
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK64 = 2**64 - 1
+
+
+def _mix64(x):
+    """SplitMix64's finaliser, on uint64 arrays (whose products wrap around) or on masked Python integers."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK64
+    return x ^ (x >> 31)
+
+
+def permute(n: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    """Windows (uint64, shape of `n`) that hold the sequence numbers `n` < count of an epoch with `count` windows.
+
+    The numpy version of `Permutation` in csrc/token_loader.h, which names the sources of the construction.
+    """
+    if not 1 <= count <= 2**62:
+        raise ValueError(f"count must be in 1 ... 2^62, not {count}")
+    values = np.array(n, dtype=np.uint64)
+    if values.size and int(values.max()) >= count:
+        raise IndexError("sequence number beyond the count")
+    bits = (count - 1).bit_length()
+    low_bits = np.uint64(bits - bits // 2)
+    low_mask, high_mask = np.uint64((1 << int(low_bits)) - 1), np.uint64((1 << bits // 2) - 1)
+    base = _mix64(_mix64((seed + _GOLDEN) & _MASK64) + epoch & _MASK64)
+    keys = [np.uint64(_mix64(base + _GOLDEN * (i + 1) & _MASK64)) for i in range(_ROUNDS)]
+    flat = values.reshape(-1)
+    walking = np.arange(flat.size)
+    while walking.size:
+        high, low = flat[walking] >> low_bits, flat[walking] & low_mask
+        for i in range(0, _ROUNDS, 2):
+            low ^= _mix64(high + keys[i]) & low_mask
+            high ^= _mix64(low + keys[i + 1]) & high_mask
+        flat[walking] = high << low_bits | low
+        walking = walking[flat[walking] >= count]
+    return flat.reshape(np.shape(n))
+
+
+# ---- Reading --------------------------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """Shards as one stream: paths, widths and the number of windows, checked by their headers alone."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike], seq_len: int, vocab_size: int):
+        self.paths = [os.fspath(path) for path in paths]
+        if not self.paths:
+            raise UserError("No hay ningún fichero de tokens que leer.")
+        headers = [read_header(path, vocab_size) for path in self.paths]
+        for path, header in zip(self.paths, headers, strict=True):
+            if header.width != headers[0].width:
+                raise UserError(f"{path} guarda tokens de {header.width} bytes y {self.paths[0]} de otro tamaño.")
+        self.width = headers[0].width
+        self.tokens = [header.tokens for header in headers]
+        self.seq_len, self.vocab_size = seq_len, vocab_size
+        self.windows = max(sum(self.tokens) - 1, 0) // seq_len
+        if self.windows == 0:
+            raise UserError(
+                f"{self.paths[0]}: {sum(self.tokens)} tokens no llenan una ventana de {seq_len} + 1; "
+                "usa más texto o un --seq-len menor."
+            )
+
+
+class _NumpyReader:
+    """What the extension's WindowReader does, without looking ahead: a batch is read when it is waited for."""
+
+    def __init__(self, stream: _Stream, buffers: list[torch.Tensor]):
+        self._stream = stream
+        self._buffers = [buffer.numpy() for buffer in buffers]
+        dtype = _DTYPES[stream.width]
+        self._maps = [
+            np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(tokens,)) if tokens else np.empty(0, dtype)
+            for path, tokens in zip(stream.paths, stream.tokens, strict=True)
+        ]
+        self._starts = [0, *accumulate(stream.tokens)]
+        self._jobs: dict[int, np.ndarray | tuple] = {}
+
+    def submit(self, slot: int, seed: int, epoch: int, first: int, count: int) -> None:
+        self._jobs[slot] = (np.arange(first, first + count, dtype=np.uint64), self._stream.windows, seed, epoch)
+
+    def submit_windows(self, slot: int, windows: list[int]) -> None:
+        self._jobs[slot] = np.array(windows, np.uint64)
+
+    def wait(self, slot: int) -> tuple | None:
+        job = self._jobs.pop(slot)
+        windows = permute(*job) if isinstance(job, tuple) else job
+        for row, window in zip(self._buffers[slot], windows.tolist(), strict=False):
+            fault = self._copy_window(window, row)
+            if fault is not None:
+                self._jobs[slot] = job
+                return fault
+        return None
+
+    def _copy_window(self, window: int, row: np.ndarray) -> tuple | None:
+        at, filled = window * self._stream.seq_len, 0
+        shard = bisect_right(self._starts, at) - 1
+        while filled < row.size:
+            position = at + filled - self._starts[shard]
+            if os.path.getsize(self._stream.paths[shard]) < HEADER_BYTES + self._maps[shard].nbytes:
+                return "shrunk", shard, position, 0
+            part = self._maps[shard][position : position + row.size - filled]
+            if part.max(initial=0) >= self._stream.vocab_size:
+                bad = int(np.argmax(part >= self._stream.vocab_size))
+                return "token", shard, position + bad, int(part[bad])
+            row[filled : filled + part.size] = part
+            filled += part.size
+            shard += 1
+        return None
+
+    def cancel(self) -> None:
+        self._jobs.clear()
+
+    def close(self) -> None:
+        self._jobs.clear()
+        self._maps.clear()
+
+
+def _open_reader(stream: _Stream, buffers: list[torch.Tensor]):
+    module = extension.load()
+    try:
+        if module is None:
+            return _NumpyReader(stream, buffers)
+        return module.WindowReader(
+            files=list(zip(stream.paths, stream.tokens, strict=True)),
+            addresses=[buffer.data_ptr() for buffer in buffers],
+            header_bytes=HEADER_BYTES,
+            seq_len=stream.seq_len,
+            vocab_size=stream.vocab_size,
+            file_width=stream.width,
+            buffer_width=buffers[0].element_size(),
+        )
+    except OSError as error:
+        raise UserError(f"No se pueden abrir los ficheros de tokens: {error.strerror or error}.") from error
+
+
+def _close(reader, ring: torch.Tensor) -> None:
+    """Runs once, at close(), at collection or at exit; `ring` is held until the thread no longer writes to it."""
+    reader.close()
+
+
+class _Ring:
+    """A ring of batch buffers: asked for in order, taken in order, lent for a while, asked for again.
+
+    A buffer on the CPU holds int64, ready for use, and is handed out itself. For CUDA it is pinned and as narrow as
+    the file: half or a quarter of the bytes cross the bus, the device widens them, and the buffer is used again once
+    an event says that its copy is over.
+    """
+
+    AHEAD_BYTES = 2**19  # deep enough to hide a disk's delays, small enough to stay in a core's cache
+    AHEAD_MIN, AHEAD_MAX = 4, 64
+    CUDA_COPIES = 8  # copies that may be under way, so that next() does not hold the CPU to the device's pace
+
+    def __init__(self, stream: _Stream, batch_size: int, device: str | torch.device, lent: int):
+        self.device = torch.device(device)
+        self._stream = stream
+        self._cuda = self.device.type == "cuda"
+        dtype = _TORCH_DTYPES[stream.width] if self._cuda else torch.int64
+        size = batch_size * (stream.seq_len + 1) * dtype.itemsize
+        lent = max(lent, self.CUDA_COPIES) if self._cuda else lent
+        self._lent_limit = lent
+        slots = min(max(self.AHEAD_BYTES // size, self.AHEAD_MIN), self.AHEAD_MAX) + lent
+        ring = torch.empty(slots, batch_size, stream.seq_len + 1, dtype=dtype, pin_memory=self._cuda)
+        self._buffers = list(ring.unbind())
+        self._pairs = [(buffer[:, :-1], buffer[:, 1:]) for buffer in self._buffers]
+        self._events = [torch.cuda.Event() for _ in self._buffers] if self._cuda else []
+        self.free = deque(range(slots))
+        self._lent: deque[int] = deque()
+        self.reader = _open_reader(stream, self._buffers)
+        self.close = weakref.finalize(self, _close, self.reader, ring)
+
+    def recycle(self) -> None:
+        """Free the buffers that are lent no longer."""
+        if self._cuda:
+            while self._lent and self._events[self._lent[0]].query():
+                self.free.append(self._lent.popleft())
+            if len(self._lent) >= self._lent_limit:
+                self._events[self._lent[0]].synchronize()
+                self.free.append(self._lent.popleft())
+        elif len(self._lent) >= self._lent_limit:
+            self.free.append(self._lent.popleft())
+
+    def wait(self, slot: int) -> None:
+        """Until `slot` is filled; UserError naming file and position for what cannot be used."""
+        fault = self.reader.wait(slot)
+        if fault is not None:
+            raise UserError(self._explain(*fault))
+        self._lent.append(slot)
+
+    def pair(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of the batch in `slot`, on the device."""
+        if self.device.type == "cpu":
+            return self._pairs[slot]
+        batch = self.batch(slot)
+        return batch[:, :-1], batch[:, 1:]
+
+    def batch(self, slot: int) -> torch.Tensor:
+        """The batch in `slot`, int64 on the device."""
+        buffer = self._buffers[slot]
+        if self.device.type == "cpu":
+            return buffer
+        if not self._cuda:
+            return buffer.to(self.device)
+        narrow = buffer.to(self.device, non_blocking=True)
+        self._events[slot].record(torch.cuda.current_stream(self.device))
+        return narrow.to(torch.int64)
+
+    def _explain(self, kind: str, shard: int, position: int, token: int) -> str:
+        path = self._stream.paths[shard]
+        if kind == "token":
+            return _beyond_vocabulary(path, token, position, self._stream.vocab_size)
+        return f"{path} se ha acortado mientras se leía; vuelve a generarlo y reanuda desde el último punto guardado."
+
+
+def _positions(
+    epoch: int, samples: int, windows: int, global_batch: int, rank: int, batch_size: int, grad_accum: int
+) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """(epoch, first sequence number, position after it) of each micro-batch; None inside a global batch."""
+    while True:
+        if samples + global_batch > windows:
+            epoch, samples = epoch + 1, 0
+        first = samples + rank * batch_size * grad_accum
+        samples += global_batch
+        for _ in range(grad_accum - 1):
+            yield epoch, first, None
+            first += batch_size
+        yield epoch, first, (epoch, samples)
+
+
+class TokenLoader:
+    """Micro-batches of one rank, for ever: at the end of an epoch the next begins.
+
+    Every global batch takes B = batch_size * grad_accum * world_size sequence numbers, this rank a slice of them, cut
+    into grad_accum micro-batches. An epoch ends when fewer than B remain: that tail is all that is ever dropped.
+
+    `epoch` and `samples` are the position after the last complete global batch that next() has delivered; with `seed`
+    they are the whole state, and may be continued under another batch size or world size.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike],
+        seq_len: int,
+        batch_size: int,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        grad_accum: int = 1,
+        device: str | torch.device = "cpu",
+        epoch: int = 0,
+        samples: int = 0,
+    ):
+        """Raises UserError for unusable files, for too little text, and for a position outside the epoch."""
+        if min(seq_len, batch_size, grad_accum, world_size) < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"{seq_len=} {batch_size=} {grad_accum=} {rank=} {world_size=}")
+        stream = _Stream(paths, seq_len, vocab_size)
+        self.windows = stream.windows
+        self._rank, self._batch_size, self._grad_accum = rank, batch_size, grad_accum
+        self._global_batch = batch_size * grad_accum * world_size
+        self.steps_per_epoch = self.windows // self._global_batch
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"Los datos dan {self.windows} ventanas y cada paso usa {self._global_batch}: "
+                "baja --batch-size, --grad-accum o --seq-len, o usa más texto."
+            )
+        self._ring = _Ring(stream, batch_size, device, lent=grad_accum)
+        self._ahead: deque[tuple[int, tuple[int, int] | None]] = deque()
+        self._start(seed, epoch, samples)
+
+    def _start(self, seed: int, epoch: int, samples: int) -> None:
+        if epoch < 0 or not 0 <= samples <= self.windows:
+            raise UserError(
+                f"La posición guardada (época {epoch}, muestra {samples}) no cabe en estos datos, "
+                f"de {self.windows} ventanas por época: ¿han cambiado los datos o --seq-len?"
+            )
+        self.seed, self.epoch, self.samples = seed, epoch, samples
+        self._positions = _positions(
+            epoch, samples, self.windows, self._global_batch, self._rank, self._batch_size, self._grad_accum
+        )
+
+    def next(self) -> torch.Tensor:
+        """The next micro-batch, int64 [batch_size, T+1] on the device: inputs batch[:, :-1], targets batch[:, 1:].
+
+        On the CPU it is a buffer of the loader's own, unchanged until next() has been called `grad_accum` times more
+        (so the micro-batches of one global batch may be kept together); clone what must live longer. On other devices
+        it is a new tensor. Raises UserError naming the file, and the token's position in it, for a token outside the
+        vocabulary or a file that was cut while it was read.
+        """
+        return self._ring.batch(self._advance())
+
+    def next_pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """As next(), already cut into inputs and targets, two views of [batch_size, T].
+
+        On the CPU the views are made once per buffer: slicing a tensor costs more than filling a small batch does.
+        """
+        return self._ring.pair(self._advance())
+
+    def _advance(self) -> int:
+        ring, ahead = self._ring, self._ahead
+        ring.recycle()
+        while ring.free:
+            epoch, first, after = next(self._positions)
+            slot = ring.free.popleft()
+            ring.reader.submit(slot, self.seed & _MASK64, epoch, first, self._batch_size)
+            ahead.append((slot, after))
+        slot, after = ahead[0]
+        ring.wait(slot)
+        ahead.popleft()
+        if after is not None:
+            self.epoch, self.samples = after
+        return slot
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to a saved position, of this or another world size; UserError when these data do not have it."""
+        self._start(state["seed"], state["epoch"], state["samples"])
+        self._ring.reader.cancel()
+        self._ring.free.extend(slot for slot, _ in self._ahead)
+        self._ahead.clear()
+
+    def close(self) -> None:
+        """Stop the reading thread and unmap the files; next() may not be called again."""
+        self._ring.close()
+
+    def __enter__(self) -> TokenLoader:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def evaluation_batches(
+    paths: Sequence[str | os.PathLike],
+    seq_len: int,
+    batch_size: int,
+    *,
+    vocab_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    device: str | torch.device = "cpu",
+    limit: int | None = None,
+) -> Iterator[torch.Tensor]:
+    """Every window once over all ranks, in file order: int64 [<= batch_size, T+1] on the device, each a new tensor.
+
+    Batch j goes to rank j % world_size, nothing is repeated to fill it: ranks may get different numbers of batches,
+    and the last one may be smaller. `limit` takes at most that many windows, spread evenly. Raises UserError, at the
+    call, for unusable files or too little text, and while iterating as TokenLoader.next() does.
+    """
+    stream = _Stream(paths, seq_len, vocab_size)
+    count = stream.windows if limit is None else min(limit, stream.windows)
+    return _evaluate(stream, count, range(rank * batch_size, count, world_size * batch_size), batch_size, device)
+
+
+def _evaluate(stream: _Stream, count: int, starts: range, batch_size: int, device) -> Iterator[torch.Tensor]:
+    ring = _Ring(stream, batch_size, device, lent=1)
+    ahead: deque[tuple[int, int]] = deque()
+    coming = iter(starts)
+    try:
+        for _ in starts:
+            ring.recycle()
+            while ring.free and (start := next(coming, None)) is not None:
+                chosen = [i * stream.windows // count for i in range(start, min(start + batch_size, count))]
+                slot = ring.free.popleft()
+                ring.reader.submit_windows(slot, chosen)
+                ahead.append((slot, len(chosen)))
+            slot, rows = ahead.popleft()
+            ring.wait(slot)
+            batch = ring.batch(slot)[:rows]
+            yield batch.clone() if batch.device.type == "cpu" else batch
+    finally:
+        ring.close()

@@ -1,0 +1,449 @@
+"""Shards, their order, and the loader: the C++ reader and the numpy one must be the same thing."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from aura import extension, tokens
+from aura.errors import UserError
+from aura.tokens import HEADER_BYTES, ShardWriter, TokenLoader, evaluation_batches, permute, read_header, verify_shard
+
+VOCAB = 50_000
+
+
+def write(directory, count=2000, vocab_size=VOCAB, tokens_per_shard=2**27, seed=0):
+    """Shards of random tokens: (paths, the tokens, what close() said)."""
+    data = np.random.default_rng(seed).integers(0, vocab_size, count)
+    writer = ShardWriter(directory, "train", vocab_size, tokens_per_shard)
+    for part in np.array_split(data, 7):
+        writer.write(part)
+    shards = writer.close()
+    return [str(directory / shard["file"]) for shard in shards], data, shards
+
+
+def forge(path, payload, vocab_size, width=2):
+    """A shard whose header is right about a payload that need not be."""
+    header = tokens.ShardHeader(width, vocab_size, len(payload) // width, zlib.crc32(payload))
+    path.write_bytes(header.pack() + payload)
+    return str(path)
+
+
+@pytest.fixture(params=["cpp", "numpy"])
+def reader(request, monkeypatch):
+    """Run the test with the extension and without it."""
+    if request.param == "numpy":
+        monkeypatch.setenv("AURA_EXTENSION", "off")
+    elif extension.load() is None:
+        pytest.skip(extension.status())
+    return request.param
+
+
+@pytest.fixture
+def native():
+    module = extension.load()
+    if module is None:
+        pytest.skip(extension.status())
+    return module
+
+
+def collect(paths, batches, **arguments):
+    arguments = {"seq_len": 10, "batch_size": 2, "vocab_size": VOCAB, **arguments}
+    with TokenLoader(paths, **arguments) as loader:
+        return torch.cat([loader.next().clone() for _ in range(batches)])
+
+
+# ---- Order ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 65, 100, 1000, 4097, 65_536, 100_003])
+def test_permutation_is_a_bijection(count):
+    for seed, epoch in [(0, 0), (1, 0), (0, 1), (-3, 7), (2**64 - 1, 2**40)]:
+        assert np.array_equal(np.sort(permute(np.arange(count), count, seed, epoch)), np.arange(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 1000, 2**20, 10**12, 2**40 + 1, 2**62 - 1, 2**62])
+def test_cpp_permutation_equals_numpy(native, count):
+    n = np.unique(np.linspace(0, count - 1, 500).astype(np.uint64).clip(0, count - 1))
+    for seed, epoch in [(0, 0), (12345, 3), (2**64 - 1, 2**40)]:
+        assert np.array_equal(native.permute(n, count, seed, epoch), permute(n, count, seed, epoch))
+
+
+def test_permutation_refuses_what_it_cannot_order(native):
+    for function in (permute, native.permute):
+        with pytest.raises(ValueError):
+            function(np.zeros(1, np.uint64), 0, 0, 0)
+        with pytest.raises(IndexError):
+            function(np.array([5], np.uint64), 5, 0, 0)
+
+
+def test_a_trillion_windows_cost_no_memory():
+    count = 10**12
+    windows = permute(np.arange(1000) * 10**9, count, 7, 1)
+    assert windows.max() < count
+    assert len(set(windows.tolist())) == 1000
+    assert windows.max() > count * 0.9
+    assert windows.min() < count * 0.1
+
+
+def test_neighbours_and_epochs_are_unrelated():
+    count = 10_000
+    first, second = (permute(np.arange(count), count, 0, epoch).astype(float) for epoch in (0, 1))
+    for a, b in [(first[:-1], first[1:]), (first, second), (first, np.arange(count))]:
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
+
+
+def test_every_place_is_equally_likely():
+    hits = np.zeros((6, 6))
+    for seed in range(3000):
+        hits[np.arange(6), permute(np.arange(6), 6, seed, 0).astype(int)] += 1
+    assert np.abs(hits / 3000 - 1 / 6).max() < 0.04
+
+
+def test_order_is_pinned():
+    """Another order would make every saved position mean something else."""
+    assert permute(np.arange(10), 10, 42, 3).tolist() == [5, 9, 1, 3, 2, 6, 8, 7, 0, 4]
+
+
+# ---- Shards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size, width", [(2**16, 2), (2**16 + 1, 4)])
+def test_shards_hold_what_was_written(tmp_path, vocab_size, width):
+    paths, data, shards = write(tmp_path, 1000, vocab_size, tokens_per_shard=300)
+    assert [os.path.basename(path) for path in paths] == [f"train-0000{i}.bin" for i in range(4)]
+    assert [shard["tokens"] for shard in shards] == [300, 300, 300, 100]
+    read = [np.fromfile(path, f"<u{width}", offset=HEADER_BYTES) for path in paths]
+    assert np.array_equal(np.concatenate(read), data)
+    for path, part, shard in zip(paths, read, shards, strict=True):
+        header = verify_shard(path, vocab_size)
+        assert (header.width, header.vocab_size, header.tokens) == (width, vocab_size, part.size)
+        assert header.crc32 == shard["crc32"] == zlib.crc32(part.tobytes())
+        assert shard["sha256"] == hashlib.sha256(part.tobytes()).hexdigest()
+        assert shard["bytes"] == os.path.getsize(path)
+
+
+def test_exact_multiple_leaves_no_empty_shard(tmp_path):
+    assert len(write(tmp_path, 600, tokens_per_shard=300)[0]) == 2
+    assert ShardWriter(tmp_path, "none", VOCAB).close() == []
+
+
+def test_interrupted_shard_is_never_valid(tmp_path):
+    with pytest.raises(RuntimeError), ShardWriter(tmp_path, "train", VOCAB) as writer:
+        writer.write(np.arange(100))
+        raise RuntimeError
+    with pytest.raises(UserError, match=r"train-00000\.bin está incompleto"):
+        read_header(tmp_path / "train-00000.bin")
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB])
+def test_writer_refuses_tokens_outside_the_vocabulary(tmp_path, bad):
+    with pytest.raises(UserError, match=str(bad)):
+        ShardWriter(tmp_path, "train", VOCAB).write(np.array([1, bad]))
+
+
+def edit(path, at, data):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+CORRUPTIONS = {
+    "magic": (lambda path: edit(path, 0, b"X"), "no es un fichero de tokens"),
+    "version": (lambda path: edit(path, 8, b"\x09"), "versión 9"),
+    "header": (lambda path: edit(path, 16, b"\xff"), "cabecera dañada"),
+    "truncated": (lambda path: os.truncate(path, HEADER_BYTES + 1000), "cortado"),
+    "truncated in the header": (lambda path: os.truncate(path, 20), "cortado"),
+    "too long": (lambda path: edit(path, HEADER_BYTES + 4000, b"more"), "sobra"),
+    "empty": (lambda path: os.truncate(path, 0), "no es un fichero de tokens"),
+    "flipped bit": (lambda path: edit(path, HEADER_BYTES + 1001, b"\xff"), "dañado"),
+    "gone": (os.remove, "No se puede leer"),
+}
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_corruption_is_named_in_one_line(tmp_path, kind):
+    damage, text = CORRUPTIONS[kind]
+    [path], _, _ = write(tmp_path)
+    damage(path)
+    with pytest.raises(UserError, match=text) as caught:
+        verify_shard(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if kind != "flipped bit":
+        with pytest.raises(UserError, match=text):
+            TokenLoader([path], 10, 2, vocab_size=VOCAB)
+
+
+def test_verify_names_a_token_outside_the_vocabulary(tmp_path):
+    data = np.arange(500, dtype="<u2")
+    data[321] = 999
+    path = forge(tmp_path / "bad.bin", data.tobytes(), 500)
+    with pytest.raises(UserError, match=r"bad\.bin.*token 999 .*posición 321"):
+        verify_shard(path)
+
+
+def test_shard_of_a_larger_vocabulary_is_refused(tmp_path):
+    [path], _, _ = write(tmp_path)
+    for check in (verify_shard, read_header):
+        with pytest.raises(UserError, match=f"{VOCAB} tokens.*100"):
+            check(path, vocab_size=100)
+
+
+# ---- Loader ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 70_000])
+@pytest.mark.parametrize("tokens_per_shard", [2**27, 37, 3])
+def test_batches_are_the_windows_of_the_order(tmp_path, reader, vocab_size, tokens_per_shard):
+    """Windows straddle shards, even shards smaller than a window; both token widths."""
+    paths, data, _ = write(tmp_path, 301, vocab_size, tokens_per_shard)
+    with TokenLoader(paths, 10, 3, vocab_size=vocab_size, seed=5) as loader:
+        assert (loader.windows, loader.steps_per_epoch) == (30, 10)
+        for epoch in range(3):
+            order = permute(np.arange(30), 30, 5, epoch).astype(int)
+            for step in range(10):
+                batch = loader.next()
+                assert batch.dtype == torch.int64
+                assert batch.shape == (3, 11)
+                expected = [data[w * 10 : w * 10 + 11] for w in order[step * 3 : step * 3 + 3]]
+                assert np.array_equal(batch.numpy(), expected)
+                assert loader.state_dict() == {"seed": 5, "epoch": epoch, "samples": step * 3 + 3}
+
+
+def test_pairs_are_the_same_batches(tmp_path, reader):
+    paths, _, _ = write(tmp_path)
+    arguments = {"vocab_size": VOCAB, "seq_len": 10, "batch_size": 4}
+    with TokenLoader(paths, **arguments) as one, TokenLoader(paths, **arguments) as other:
+        for _ in range(60):
+            batch, (inputs, targets) = one.next(), other.next_pair()
+            assert torch.equal(inputs, batch[:, :-1])
+            assert torch.equal(targets, batch[:, 1:])
+
+
+def test_micro_batches_of_a_step_may_be_kept(tmp_path, reader):
+    paths, _, _ = write(tmp_path)
+    arguments = {"vocab_size": VOCAB, "seq_len": 10, "batch_size": 2, "grad_accum": 5}
+    with TokenLoader(paths, **arguments) as loader:
+        for _ in range(60):
+            kept = [loader.next() for _ in range(5)]
+            copies = [batch.clone() for batch in kept]
+            assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+            assert len({batch.data_ptr() for batch in kept}) == 5
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_order_is_the_same_for_any_world_size(tmp_path, reader, world_size, grad_accum):
+    paths, _, _ = write(tmp_path, 2500)
+    whole = collect(paths, 12, batch_size=60).view(12, 60, 11)
+    share = 60 // world_size
+    ranks = [
+        collect(
+            paths, 12 * grad_accum, batch_size=share // grad_accum, grad_accum=grad_accum, rank=r, world_size=world_size
+        ).view(12, share, 11)
+        for r in range(world_size)
+    ]
+    assert torch.equal(torch.cat(ranks, dim=1), whole)
+
+
+def test_resume_from_any_position(tmp_path, reader):
+    paths, _, _ = write(tmp_path, 705)
+    arguments = {"vocab_size": VOCAB, "seq_len": 10, "batch_size": 3, "grad_accum": 2, "seed": 9}
+    with TokenLoader(paths, **arguments) as loader:
+        states, batches = [], []
+        for _ in range(30):
+            states.append(loader.state_dict())
+            batches.append(torch.cat([loader.next().clone(), loader.next().clone()]))
+        assert states[12]["epoch"] == 1
+        for step in (0, 1, 5, 10, 11, 12, 20):
+            loader.load_state_dict(states[step])
+            assert loader.state_dict() == states[step]
+            for expected in batches[step : step + 9]:
+                assert torch.equal(torch.cat([loader.next().clone(), loader.next().clone()]), expected)
+    state = states[7]
+    resumed = collect(paths, 4, **arguments, epoch=state["epoch"], samples=state["samples"])
+    # arguments hold the seed: with the position it is the whole state
+    assert torch.equal(resumed, torch.cat(batches[7:9]))
+
+
+def test_half_delivered_global_batch_does_not_count(tmp_path, reader):
+    paths, _, _ = write(tmp_path)
+    with TokenLoader(paths, 10, 2, vocab_size=VOCAB, grad_accum=3) as loader:
+        seen = [loader.next() is not None and loader.samples for _ in range(7)]
+    assert seen == [0, 0, 6, 6, 6, 12, 12]
+
+
+def test_world_size_may_change_in_mid_epoch(tmp_path, reader):
+    paths, _, _ = write(tmp_path, 3001)
+    whole = collect(paths, 150)  # 300 windows in order
+    with TokenLoader(paths, 10, 5, vocab_size=VOCAB, rank=1, world_size=3) as loader:
+        for _ in range(4):
+            loader.next()
+        state = loader.state_dict()
+    assert state["samples"] == 60
+    ranks = [collect(paths, 6, batch_size=8, rank=r, world_size=2, samples=60).view(6, 8, 11) for r in range(2)]
+    assert torch.equal(torch.cat(ranks, dim=1).view(-1, 11), whole[60 : 60 + 96])
+
+
+def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
+    paths, _, _ = write(tmp_path, 235)  # 23 windows, 4 batches of 5
+    with TokenLoader(paths, 10, 5, vocab_size=VOCAB, samples=23) as loader:
+        loader.next()
+        assert loader.state_dict() == {"seed": 0, "epoch": 1, "samples": 5}
+    with TokenLoader(paths, 10, 5, vocab_size=VOCAB) as loader:
+        for _ in range(5):
+            loader.next()
+        assert (loader.epoch, loader.samples) == (1, 5)
+
+
+def test_too_little_text_names_the_way_out(tmp_path):
+    paths, _, _ = write(tmp_path, 101)
+    with pytest.raises(UserError, match=r"10 ventanas.*12.*--batch-size.*--grad-accum.*--seq-len"):
+        TokenLoader(paths, 10, 2, vocab_size=VOCAB, grad_accum=3, world_size=2)
+    for make in (TokenLoader, evaluation_batches):
+        with pytest.raises(UserError, match=r"101 tokens.*--seq-len"):
+            make(paths, 101, 1, vocab_size=VOCAB)
+        with pytest.raises(UserError, match="ningún fichero"):
+            make([], 10, 1, vocab_size=VOCAB)
+    with TokenLoader(paths, 100, 1, vocab_size=VOCAB) as loader:
+        assert loader.next().shape == (1, 101)
+
+
+def test_position_of_other_data_is_refused(tmp_path):
+    paths, _, _ = write(tmp_path, 101)
+    with TokenLoader(paths, 10, 2, vocab_size=VOCAB) as loader, pytest.raises(UserError, match="muestra 11"):
+        loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 11})
+
+
+def test_loader_names_a_token_outside_the_vocabulary(tmp_path, reader):
+    data = np.arange(500, dtype="<u2")
+    data[321] = 999
+    good, _, _ = write(tmp_path, 77, 500)
+    bad = forge(tmp_path / "bad.bin", data.tobytes(), 500)
+    with TokenLoader([*good, bad], 10, 3, vocab_size=500) as loader:
+        for _ in range(2):  # asked again, it says the same
+            with pytest.raises(UserError, match=r"bad\.bin: el token 999 de la posición 321") as caught:
+                for _ in range(loader.steps_per_epoch):
+                    loader.next()
+            assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"bad\.bin: el token 999 de la posición 321"):
+        list(evaluation_batches([*good, bad], 10, 2, vocab_size=500))
+
+
+@pytest.mark.parametrize("left", [HEADER_BYTES + 40_000, HEADER_BYTES + 99_998])
+def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
+    """Cut in whole pages (the read faults) and inside the last one (it would read zeros)."""
+    paths, _, _ = write(tmp_path, 50_000)
+    with TokenLoader(paths, 10, 2, vocab_size=VOCAB) as loader:
+        loader.next()
+        os.truncate(paths[0], left)
+        with pytest.raises(UserError, match=r"train-00000\.bin se ha acortado"):
+            for _ in range(200_000):
+                loader.next()
+
+
+# ---- Evaluation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("limit", [None, 7, 1000])
+def test_evaluation_counts_each_window_once(tmp_path, reader, world_size, limit):
+    paths, data, _ = write(tmp_path, 238, tokens_per_shard=50)  # 23 windows
+    ranks = [
+        list(evaluation_batches(paths, 10, 4, vocab_size=VOCAB, rank=r, world_size=world_size, limit=limit))
+        for r in range(world_size)
+    ]
+    count = min(limit or 23, 23)
+    batches = -(-count // 4)
+    assert [len(rank) for rank in ranks] == [len(range(r, batches, world_size)) for r in range(world_size)]
+    rows = torch.cat([ranks[j % world_size][j // world_size] for j in range(batches)])
+    expected = [data[w * 10 : w * 10 + 11] for w in (i * 23 // count for i in range(count))]
+    assert rows.dtype == torch.int64
+    assert np.array_equal(rows.numpy(), expected)
+
+
+def test_evaluation_may_be_left_half_way(tmp_path, reader):
+    paths, _, _ = write(tmp_path)
+    batches = evaluation_batches(paths, 10, 2, vocab_size=VOCAB)
+    next(batches)
+    batches.close()
+
+
+# ---- Processes ------------------------------------------------------------------------------------------------------
+
+
+def run(code, *arguments, env=None, timeout=60):
+    """Python in a process group of its own, all of it gone when the time is out."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=extension.ROOT,
+        env={**os.environ, **(env or {})},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        out, err = process.communicate()
+        pytest.fail(f"time-out: {out}{err}")
+    return process.returncode, out, err
+
+
+HEAD = """
+import os, sys
+from aura.tokens import TokenLoader
+loader = TokenLoader(sys.argv[1:], 10, 4, vocab_size=50000)
+loader.next()
+"""
+
+
+def test_exit_without_close_is_clean(tmp_path, reader):
+    paths, _, _ = write(tmp_path)
+    assert run(HEAD, *paths) == (0, "", "")
+
+
+def test_forked_child_neither_hangs_nor_reads(tmp_path, native):
+    paths, _, _ = write(tmp_path)
+    code = HEAD + """
+child = os.fork()
+if child == 0:
+    try:
+        loader.next()
+    except RuntimeError as error:
+        print(error, flush=True)
+    loader.close()
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+loader.next()
+print("parent", flush=True)
+"""
+    status, out, err = run(code, *paths)
+    assert (status, err) == (0, "")
+    assert "parent process" in out
+    assert out.endswith("parent\n")
+
+
+def test_closed_loader_says_so(tmp_path, native):
+    paths, _, _ = write(tmp_path)
+    loader = TokenLoader(paths, 10, 2, vocab_size=VOCAB)
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        loader.next()
+
+
+def test_many_loaders_leave_no_threads(tmp_path, native):
+    paths, _, _ = write(tmp_path)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(50):
+        TokenLoader(paths, 10, 2, vocab_size=VOCAB).next()
+    assert len(os.listdir("/proc/self/task")) == before
