@@ -114,7 +114,8 @@ def _translate(message):
 
 def run(main):
     """Call `main()` and leave with its exit code, or with one line and the code that belongs to the problem."""
-    sys.stdout.reconfigure(line_buffering=True)  # a log that is piped to a file must not lag behind by pages
+    # A log that is piped to a file must not lag behind by pages, nor die of a character its console lacks.
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")
     launcher = os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
     spokesman = not launcher or (os.environ.get("RANK") or os.environ.get("SLURM_PROCID")) == "0"
     try:

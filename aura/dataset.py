@@ -22,7 +22,7 @@ from aura import corpus as corpora
 from aura import tokenizer as tokenizers
 from aura import tokens
 from aura.errors import UserError
-from aura.files import PARTIAL_SUFFIX, explain, write_json
+from aura.files import PARTIAL_SUFFIX, explain, require_writable_directory, write_json
 
 FORMAT = 1
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
@@ -112,6 +112,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     existing = read(final)
     if existing and existing.meta["source"] == corpus.source and existing.meta["options"] == options:
         return existing
+    require_writable_directory(data_dir, "--data-dir")
     partial = partial_folder(data_dir, corpus.name)
     _remove_abandoned(data_dir)
     started = time.monotonic()

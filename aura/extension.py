@@ -152,7 +152,7 @@ def _locked(path: Path):
             if waited > WAIT_LIMIT_S:
                 raise Unavailable(f"otro proceso lleva más de {WAIT_LIMIT_S} s construyendo la extensión ({path})")
             if waited > WAIT_NOTICE_S and not told:
-                print(f"Otro proceso construye la extensión C++; se espera como mucho {WAIT_LIMIT_S} s.", file=sys.stderr)
+                print(f"Otro proceso construye la extensión C++: se le espera {WAIT_LIMIT_S} s.", file=sys.stderr)
                 told = True
             time.sleep(0.1)
         yield

@@ -14,6 +14,7 @@ import torch
 from aura.checkpoint import cpu_copy
 from aura.distributed import is_communication_error
 from aura.errors import PeerLost, TrainingFault
+from aura.files import explain
 from aura.signals import orderly_stop
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
@@ -202,6 +203,9 @@ def _checkpoint_named(checkpointer, dist):
         if checkpointer.named() not in str(fault):
             fault.args = (f"{fault}; {checkpointer.named()}",)
         raise
+    except OSError as problem:
+        raise TrainingFault(f"no se puede escribir {problem.filename or 'en el disco'} ({explain(problem)}); "
+                            f"{checkpointer.named()}") from problem
     except RuntimeError as problem:
         if not (dist.grouped and is_communication_error(problem)):
             raise
@@ -217,9 +221,15 @@ def state_of(module, optimizer, precision, loader, policy, progress):
 
 
 def restore(state, module, optimizer, precision, loader=None):
-    """Put a checkpoint's state back; returns its Progress. The loader is left alone when None."""
+    """Put a checkpoint's state back; returns its Progress. The loader is left alone when None.
+
+    The optimiser keeps the hyperparameters it was made with: what a user asks for now wins over what was saved.
+    """
     module.load_state_dict(state["model"])
+    asked = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(state["optimizer"])
+    for group, values in zip(optimizer.param_groups, asked, strict=True):
+        group.update(values)
     if precision.scaler.is_enabled() and state["scaler"]:
         precision.scaler.load_state_dict(state["scaler"])
     if loader is not None:

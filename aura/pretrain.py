@@ -59,7 +59,6 @@ def load_data(args, dist):
     def on_main():
         found["dataset"] = _find_or_prepare(args, dist)
 
-    require_writable_directory(args.data_dir, "--data-dir")
     dist.run_on_main(on_main)
     return share.share_out(dist, found.get("dataset"), args.data_dir)
 
@@ -69,6 +68,10 @@ def _find_or_prepare(args, dist):
     if name is None and not args.prepare:
         last = dataset.latest(args.data_dir)
         if last is not None:
+            for flag in ("tokenizer", "val_fraction", "dataset_max_tokens"):
+                if getattr(args, flag) is not None:
+                    raise UserError(f"--{flag.replace('_', '-')} {getattr(args, flag)} solo sirve al preparar datos: "
+                                    "indique también --dataset-name")
             dist.print(f"Datos: {last.meta['name']!r}, los últimos preparados en {args.data_dir}.")
             last.verify()
             return last

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from aura.files import atomic_write, set_aside
+from aura.files import atomic_write, explain, set_aside
 
 COLUMNS = ("step", "epoch", "tokens", "loss", "val_loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_s", "mfu",
            "seconds")
@@ -120,8 +120,11 @@ class Reporter:
         if not self.main or self.bar is None:
             return
         self.bar.close()
-        self.board.close()
-        draw_curve(read_table(self.table), self.log_dir / "loss.png")
+        try:
+            self.board.close()
+            draw_curve(read_table(self.table), self.log_dir / "loss.png")
+        except OSError as problem:  # a full disk must not hide how the run itself ended
+            self.say(f"Aviso: no se pudo guardar la curva de pérdida ({explain(problem)}).")
 
 
 def read_table(path):

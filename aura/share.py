@@ -12,7 +12,7 @@ import torch.distributed as c10d
 from aura import tokens
 from aura.dataset import Dataset, partial_folder, put_in_place, read
 from aura.errors import UserError
-from aura.files import explain, write_json
+from aura.files import explain, require_writable_directory, write_json
 
 SEND_BYTES = 32 << 20
 
@@ -23,9 +23,10 @@ def share_out(dist, dataset, data_dir):
     Only ranks whose --data-dir lacks it receive it, one per machine and folder. `dataset` matters on rank 0 alone.
     """
     meta = dist.broadcast_tree(dataset.meta if dist.main else None)
-    Path(data_dir).mkdir(parents=True, exist_ok=True)
     local = dataset if dist.main else read(Path(data_dir) / meta["name"])
     have = local is not None and local.sha256 == meta["sha256"]
+    if not have:
+        require_writable_directory(data_dir, "--data-dir")
     places = dist.gather_objects((have, _place(data_dir)))
     needy = sorted({place: rank for rank, (has, place) in reversed(list(enumerate(places))) if not has}.values())
     if needy:

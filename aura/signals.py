@@ -1,8 +1,13 @@
-"""SIGINT, SIGTERM and SIGUSR1 ask for an orderly stop; a second Ctrl+C leaves at once."""
+"""SIGINT, SIGTERM and SIGUSR1 ask for an orderly stop; a second Ctrl+C leaves at once.
+
+A thread listens, because Python runs its own handlers only when the main thread is back from C++: a process that waits
+for a machine that is gone would never hear the second Ctrl+C.
+"""
 
 import contextlib
+import os
 import signal
-import sys
+import socket
 import threading
 
 from aura.errors import EXIT_SIGNAL_BASE
@@ -16,10 +21,13 @@ class StopRequest:
     def __init__(self):
         self.number = 0
 
-    def _handle(self, number, _frame):
-        if self.number == signal.SIGINT == number:
-            sys.exit(EXIT_SIGNAL_BASE + number)
-        self.number = number
+    def listen(self, reader):
+        """Take the numbers of arriving signals from a socket until its other end is closed."""
+        while arrived := reader.recv(1):
+            if self.number == signal.SIGINT == arrived[0]:
+                os._exit(EXIT_SIGNAL_BASE + signal.SIGINT)
+            if arrived[0] in ORDERLY:
+                self.number = arrived[0]
 
 
 @contextlib.contextmanager
@@ -32,9 +40,18 @@ def orderly_stop():
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request._handle) for number in ORDERLY}
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = {number: signal.signal(number, lambda *_: None) for number in ORDERLY}
+    before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=request.listen, args=(reader,), daemon=True)
+    listener.start()
     try:
         yield request
     finally:
+        signal.set_wakeup_fd(before_fd)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writer.close()
+        listener.join()
+        reader.close()

@@ -178,6 +178,6 @@ def _train(lines, vocab_size):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=vocab_size, byte_fallback=True,
         normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False,
-        character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=os.cpu_count() or 1, minloglevel=2,
-        pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>", eos_piece="</s>")
+        character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=os.cpu_count() or 1,
+        minloglevel=2, pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>", eos_piece="</s>")
     return model.getvalue()

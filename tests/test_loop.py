@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from aura.checkpoint import Checkpointer
 from aura.distributed import Session
 from aura.errors import TrainingFault
 from aura.models import gpt
+from tests.support import Process
 
 CONFIG = gpt.GPTConfig(vocab_size=64, seq_len=8, n_layer=1, n_head=2, n_embd=16, dropout=0.2)
 STEPS = 12
@@ -97,10 +99,44 @@ def test_resume_after_a_hard_kill_drops_the_rows_after_the_checkpoint(tmp_path, 
     assert again.losses() == whole.losses() and same_weights(again, whole)
 
 
+SECOND_CTRL_C = """
+import time
+from aura.signals import orderly_stop
+with orderly_stop():
+    print("listo", flush=True)
+    while True:
+        try:
+            time.sleep(100)  # as deaf as a collective that waits for a machine that is gone
+        except BaseException:
+            pass
+"""
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path):
+    (tmp_path / "deaf.py").write_text(SECOND_CTRL_C)
+    with Process([tmp_path / "deaf.py"], tmp_path) as process:
+        process.wait_for("listo")
+        process.child.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.child.wait(0.5)
+        process.child.send_signal(signal.SIGINT)
+        assert process.finish(20)[0] == 130
+
+
 def test_handlers_are_put_back(tmp_path, shards):
     before = signal.getsignal(signal.SIGTERM)
     Run(folder(tmp_path, "a"), shards, max_steps=1).go()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_is_asked_for_now_wins_over_what_was_saved(tmp_path, shards):
+    saved = Run(folder(tmp_path, "a"), shards, max_steps=4).go()
+    again = Run(tmp_path / "a", shards)
+    again.optimizer = optim.adamw(again.model, 1e-2, 0.7)
+    loop.restore(again.keeper.load("auto"), again.model, again.optimizer, again.precision, again.loader)
+    assert [group["weight_decay"] for group in again.optimizer.param_groups] == [0.7, 0.0]
+    assert same_weights(saved, again) and len(again.optimizer.state) == len(saved.optimizer.state)
+    again.loader.close()
 
 
 def test_accumulation_equals_one_large_batch(tmp_path, shards):

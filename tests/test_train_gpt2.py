@@ -194,6 +194,15 @@ def test_bad_input_is_one_line_with_the_way_out(book, tmp_path, options, pieces)
     assert not list(tmp_path.glob("**/.*parcial"))
 
 
+def test_what_only_matters_when_preparing_needs_a_source(book, tmp_path):
+    assert train(tmp_path, "--prepare", "--dataset-name", book)[0] == 0
+    options = ["--max-steps", 1, "--tokenizer", "Data/libro/tokenizer.model"]
+    code, output = train(tmp_path, *options)
+    assert code == 2 and "--dataset-name" in output
+    code, output = train(tmp_path, *options, "--dataset-name", book)
+    assert code == 0, output
+
+
 def test_another_model_in_the_checkpoint_folder_is_refused_then_set_aside(book, tmp_path):
     assert train(tmp_path, "--dataset-name", book, "--max-steps", 1)[0] == 0
     code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2)
