@@ -41,7 +41,7 @@ setup(
     name="aura-entrenamiento",
     version=re.search(r'__version__ = "([^"]+)"', (HERE / "aura" / "__init__.py").read_text())[1],
     description="Entrenamiento de modelos de lenguaje en español con PyTorch",
-    packages=["aura", "aura.models"],
+    packages=["aura", "aura.models", "aura.muestra"],
     python_requires=">=3.10",
     install_requires=["torch>=2.10", "numpy", "sentencepiece", "protobuf", "tqdm", "tensorboard", "matplotlib"],
     extras_require={"hub": ["datasets"]},

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aura import sample_text
+from aura import muestra
 from aura.errors import UserError
 from aura.files import explain
 
@@ -67,7 +67,7 @@ class Corpus:
         """Yield the documents as str, in the same order each time. Raises UserError for what cannot be read."""
         self.progress, self.damage = 0, Damage()
         if self.source["kind"] == "muestra":
-            yield from sample_text.documents(self.source["seed"], self.source["bytes"])
+            yield from muestra.documents(self.source["seed"], self.source["bytes"])
         elif self.source["kind"] == "hub":
             yield from _hub_documents(self.source)
         else:

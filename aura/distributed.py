@@ -153,8 +153,21 @@ class Session:
         if said:
             return PeerLost(f"otro proceso se ha detenido: {said}")
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
-        return PeerLost(f"se ha perdido la comunicación con otro proceso (espera máxima {self.timeout:g} s): compruebe "
-                        f"que todas las máquinas siguen encendidas y en red; lo que dijo la red: {lines[0][:160]}")
+        return PeerLost(f"se ha perdido la comunicación con otro proceso{self._silent_ranks()} (espera máxima "
+                        f"{self.timeout:g} s): compruebe que todas las máquinas siguen encendidas y en red; lo que "
+                        f"dijo la red: {lines[0][:160]}")
+
+    def _silent_ranks(self):
+        """A phrase that names the ranks that do not answer at the store after a collective has failed."""
+        try:
+            self.store.set(f"survivor/{self.rank}", "1")
+            silent, deadline = list(range(self.world_size)), time.monotonic() + FAREWELL_SECONDS
+            while silent and time.monotonic() < deadline:
+                silent = [rank for rank in silent if not self.store.check([f"survivor/{rank}"])]
+                time.sleep(POLL_SECONDS)
+        except RuntimeError:  # the store itself is out of reach, and it lives on rank 0's machine
+            silent = [0]
+        return f"; no contestan los rangos {', '.join(map(str, silent))}" if silent else ""
 
     def wrap(self, module):
         """`module` under DistributedDataParallel, or itself when there is no group."""

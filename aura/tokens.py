@@ -93,7 +93,7 @@ class ShardWriter:
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
-            raise UserError(f"El token {bad} no cabe en el vocabulario de {self.vocab_size}: revisa el tokenizador.")
+            raise UserError(f"El token {bad} no cabe en el vocabulario de {self.vocab_size}: revise el tokenizador.")
         tokens = tokens.astype(self._dtype, copy=False)
         while tokens.size:
             if self._file is None:
@@ -188,7 +188,7 @@ def read_header(path: str | os.PathLike, vocab_size: int | None = None) -> Shard
 
 def _parse_header(path, data: bytes, size: int, vocab_size: int | None) -> ShardHeader:
     if len(data) == HEADER_BYTES and not any(data):
-        raise UserError(f"{path} está incompleto: su escritura se interrumpió; vuelve a generarlo.")
+        raise UserError(f"{path} está incompleto: su escritura se interrumpió; vuelva a generarlo.")
     if data[: len(MAGIC)] != MAGIC:
         raise UserError(f"{path} no es un fichero de tokens (los primeros {len(MAGIC)} bytes no son los esperados).")
     if len(data) < HEADER_BYTES:
@@ -197,7 +197,7 @@ def _parse_header(path, data: bytes, size: int, vocab_size: int | None) -> Shard
     if version != FORMAT_VERSION:
         raise UserError(f"{path} es de la versión {version} del formato y aquí se lee la {FORMAT_VERSION}.")
     if own != zlib.crc32(data[:-4]) or width not in _DTYPES:
-        raise UserError(f"{path} tiene la cabecera dañada (bytes 0 a {HEADER_BYTES - 1}); vuelve a generarlo.")
+        raise UserError(f"{path} tiene la cabecera dañada (bytes 0 a {HEADER_BYTES - 1}); vuelva a generarlo.")
     expected = HEADER_BYTES + tokens * width
     if size != expected:
         fault = "está cortado" if size < expected else "sobra algo al final"
@@ -303,7 +303,7 @@ class _Stream:
         if self.windows == 0:
             raise UserError(
                 f"{self.paths[0]}: {sum(self.tokens)} tokens no llenan una ventana de {seq_len} + 1; "
-                "usa más texto o un --seq-len menor."
+                "use más texto o un --seq-len menor."
             )
 
 
@@ -399,6 +399,7 @@ class _Ring:
     def __init__(self, stream: _Stream, batch_size: int, device: str | torch.device, lent: int):
         self.device = torch.device(device)
         self._stream = stream
+        self._cpu = self.device.type == "cpu"
         self._cuda = self.device.type == "cuda"
         dtype = _TORCH_DTYPES[stream.width] if self._cuda else torch.int64
         size = batch_size * (stream.seq_len + 1) * dtype.itemsize
@@ -434,7 +435,7 @@ class _Ring:
 
     def pair(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of the batch in `slot`, on the device."""
-        if self.device.type == "cpu":
+        if self._cpu:
             return self._pairs[slot]
         batch = self.batch(slot)
         return batch[:, :-1], batch[:, 1:]
@@ -442,7 +443,7 @@ class _Ring:
     def batch(self, slot: int) -> torch.Tensor:
         """The batch in `slot`, int64 on the device."""
         buffer = self._buffers[slot]
-        if self.device.type == "cpu":
+        if self._cpu:
             return buffer
         if not self._cuda:
             return buffer.to(self.device)
@@ -454,7 +455,7 @@ class _Ring:
         path = self._stream.paths[shard]
         if kind == "token":
             return _beyond_vocabulary(path, token, position, self._stream.vocab_size)
-        return f"{path} se ha acortado mientras se leía; vuelve a generarlo y reanuda desde el último punto guardado."
+        return f"{path} se ha acortado mientras se leía; vuelva a generarlo y reanude desde el último punto guardado."
 
 
 def _positions(
@@ -508,7 +509,7 @@ class TokenLoader:
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"Los datos dan {self.windows} ventanas y cada paso usa {self._global_batch}: "
-                "baja --batch-size, --grad-accum o --seq-len, o usa más texto."
+                "baje --batch-size, --grad-accum o --seq-len, o use más texto."
             )
         self._ring = _Ring(stream, batch_size, device, lent=grad_accum)
         self._ahead: deque[tuple[int, tuple[int, int] | None]] = deque()
@@ -521,6 +522,7 @@ class TokenLoader:
                 f"de {self.windows} ventanas por época: ¿han cambiado los datos o --seq-len?"
             )
         self.seed, self.epoch, self.samples = seed, epoch, samples
+        self._seed64 = seed & _MASK64
         self._positions = _positions(
             epoch, samples, self.windows, self._global_batch, self._rank, self._batch_size, self._grad_accum
         )
@@ -545,10 +547,11 @@ class TokenLoader:
     def _advance(self) -> int:
         ring, ahead = self._ring, self._ahead
         ring.recycle()
-        while ring.free:
+        free = ring.free
+        while free:
             epoch, first, after = next(self._positions)
-            slot = ring.free.popleft()
-            ring.reader.submit(slot, self.seed & _MASK64, epoch, first, self._batch_size)
+            slot = free.popleft()
+            ring.reader.submit(slot, self._seed64, epoch, first, self._batch_size)
             ahead.append((slot, after))
         slot, after = ahead[0]
         ring.wait(slot)

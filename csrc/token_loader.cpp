@@ -36,6 +36,11 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSuspicious = std::chrono::microseconds(200);
 constexpr auto kSizeCheckEvery = std::chrono::milliseconds(10);
 
+constexpr size_t kLine = 64;  // bytes of a cache line
+// How far ahead lines are fetched: in bytes of output, and in rows of input. Measured; twice as much is no better.
+constexpr size_t kWriteAhead = 1024;
+constexpr size_t kRowsAhead = 4;
+
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
 int bit_length(uint64_t x) {
@@ -90,33 +95,38 @@ void prepare_process() {
 
 // ---- Copying -------------------------------------------------------------------------------------------------
 
-// A row of T+1 tokens never ends on a cache line: stores that are not brought to one would touch two lines each, and
-// writing to the cache is what bounds the widening copy.
-template <class In>
-void widen(const In* in, int64_t* out, size_t n) {
-  while (n > 0 && reinterpret_cast<uintptr_t>(out) % 64 != 0) {
+// Copies a row, widened where the types differ, and returns its highest token, in one pass of whole cache lines.
+//
+// What bounds it is the wait for lines, both ways. `ahead`, a row to be copied soon, lies at a place that the processor
+// cannot foresee: it is brought to the second-level cache meanwhile (to the first, it would compete with the stores for
+// the few line buffers). The output has left the first level since the ring last came round: its lines are called
+// back for writing a little before their turn. To prefetch beyond the end of anything is harmless.
+template <class In, class Out>
+uint64_t copy_tokens(const In* in, Out* out, size_t n, const char* ahead) {
+  constexpr size_t kTokens = kLine / sizeof(In);
+  typedef In Line __attribute__((vector_size(kLine), aligned(sizeof(In)), may_alias));
+  In highest = 0;
+  const auto copy_one = [&] {
+    highest = std::max(highest, *in);
     *out++ = *in++;
     --n;
+  };
+  // A row of T+1 tokens never ends on a cache line: stores that are not brought to one would touch two lines each.
+  while (n > 0 && reinterpret_cast<uintptr_t>(out) % kLine != 0) copy_one();
+  Line top = {};
+  for (; n >= kTokens; n -= kTokens, in += kTokens, out += kTokens, ahead += kLine) {
+    __builtin_prefetch(ahead, 0, 2);
+    const char* write_soon = reinterpret_cast<const char*>(out) + kWriteAhead;
+    for (size_t i = 0; i < kTokens * sizeof(Out); i += kLine) __builtin_prefetch(write_soon + i, 1);
+    const Line line = *reinterpret_cast<const Line*>(in);
+    top = line > top ? line : top;
+    auto* aligned = static_cast<Out*>(__builtin_assume_aligned(out, kLine));
+    for (size_t i = 0; i < kTokens; ++i) aligned[i] = in[i];
   }
-  auto* aligned = static_cast<int64_t*>(__builtin_assume_aligned(out, 64));
-  for (size_t i = 0; i < n; ++i) aligned[i] = in[i];
-}
-
-// Two loops, not one: each vectorises at the full width of its own type, and the second finds the row in the cache.
-template <class In, class Out>
-uint64_t copy_tokens(const In* in, Out* out, size_t n) {
-  In highest = 0;
-  for (size_t i = 0; i < n; ++i) highest = std::max(highest, in[i]);
-  if constexpr (sizeof(In) == sizeof(Out)) {
-    std::memcpy(out, in, n * sizeof(In));
-  } else {
-    widen(in, out, n);
-  }
+  for (size_t i = 0; i < 2 * kLine; i += kLine) __builtin_prefetch(ahead + i, 0, 2);
+  while (n > 0) copy_one();
+  for (size_t i = 0; i < kTokens; ++i) highest = std::max(highest, static_cast<In>(top[i]));
   return highest;
-}
-
-void prefetch(const char* begin, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(begin + at);
 }
 
 // Whether this thread has read from the disk since it last asked; never where the system does not count per thread.
@@ -168,8 +178,7 @@ class Mapping {
 
 struct Job {
   size_t slot;
-  uint64_t seed, epoch, first, count;
-  std::vector<uint64_t> windows;  // when given, they stand for the sequence numbers
+  std::vector<uint64_t> windows;
 };
 
 }  // namespace
@@ -189,15 +198,41 @@ Permutation::Permutation(uint64_t count, uint64_t seed, uint64_t epoch) : count_
 }
 
 uint64_t Permutation::operator()(uint64_t n) const {
-  do {
-    uint64_t high = n >> low_bits_, low = n & low_mask_;
-    for (int round = 0; round < kRounds; round += 2) {
-      low ^= mix64(high + keys_[round]) & low_mask_;
-      high ^= mix64(low + keys_[round + 1]) & high_mask_;
+  uint64_t window;
+  range(n, 1, &window);
+  return window;
+}
+
+// The rounds of one value wait for each other, those of different values do not: many at once fill the processor. Who
+// has arrived inside the domain stays there while the others walk on.
+void Permutation::range(uint64_t first, size_t count, uint64_t* out) const {
+  constexpr size_t kLanes = 8;
+  for (size_t done = 0; done < count; done += kLanes) {
+    const size_t lanes = std::min(kLanes, count - done);
+    uint64_t n[kLanes], outside = 1, walking[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) {
+      n[i] = first + done + std::min(i, lanes - 1);
+      walking[i] = 1;
     }
-    n = (high << low_bits_) | low;
-  } while (n >= count_);
-  return n;
+    while (outside != 0) {
+      uint64_t high[kLanes], low[kLanes];
+      for (size_t i = 0; i < kLanes; ++i) {
+        high[i] = n[i] >> low_bits_;
+        low[i] = n[i] & low_mask_;
+      }
+      for (int round = 0; round < kRounds; round += 2) {
+        for (size_t i = 0; i < kLanes; ++i) low[i] ^= mix64(high[i] + keys_[round]) & low_mask_;
+        for (size_t i = 0; i < kLanes; ++i) high[i] ^= mix64(low[i] + keys_[round + 1]) & high_mask_;
+      }
+      outside = 0;
+      for (size_t i = 0; i < kLanes; ++i) {
+        n[i] = walking[i] != 0 ? (high[i] << low_bits_) | low[i] : n[i];
+        walking[i] = n[i] >= count_ ? 1 : 0;
+        outside |= walking[i];
+      }
+    }
+    std::copy(n, n + lanes, out + done);
+  }
 }
 
 // ---- Reader --------------------------------------------------------------------------------------------------
@@ -225,20 +260,27 @@ struct WindowReader::State {
   void run();
   void enqueue(Job job);
   void take(std::unique_lock<std::mutex>& lock, std::deque<Job>::iterator position);
-  Fault fill(Job& job, bool hint);
-  Fault copy_window(uint64_t window, char* out);
-  uint64_t copy_piece(size_t shard, uint64_t position, uint64_t count, char* out) const;
+  Fault fill(const Job& job, const uint64_t* next, size_t known, bool hint);
+  Fault copy_window(uint64_t window, char* out, const char* ahead);
+  uint64_t copy_piece(size_t shard, uint64_t position, uint64_t count, char* out, const char* ahead) const;
+  const char* address(size_t shard, uint64_t position) const;
+  const char* address(uint64_t window) const;
   uint64_t find_token(size_t shard, uint64_t position) const;
+  size_t shard_of(uint64_t token) const;
   template <class Visit>
   void pieces(uint64_t window, Visit visit) const;
 };
+
+size_t WindowReader::State::shard_of(uint64_t token) const {
+  return static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), token) - starts.begin()) - 1;
+}
 
 // A window may straddle shards of any size: visit(shard, position in it, tokens) for each part.
 template <class Visit>
 void WindowReader::State::pieces(uint64_t window, Visit visit) const {
   uint64_t at = window * layout.seq_len;
   uint64_t left = layout.seq_len + 1;
-  size_t shard = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), at) - starts.begin()) - 1;
+  size_t shard = shard_of(at);
   for (; left > 0; ++shard) {
     const uint64_t count = std::min(left, starts[shard + 1] - at);
     if (count > 0) visit(shard, at - starts[shard], count);
@@ -247,26 +289,37 @@ void WindowReader::State::pieces(uint64_t window, Visit visit) const {
   }
 }
 
-uint64_t WindowReader::State::copy_piece(size_t shard, uint64_t position, uint64_t count, char* out) const {
-  const char* in = maps[shard].base() + layout.header_bytes + position * static_cast<uint64_t>(layout.file_width);
+const char* WindowReader::State::address(size_t shard, uint64_t position) const {
+  return maps[shard].base() + layout.header_bytes + position * static_cast<uint64_t>(layout.file_width);
+}
+
+const char* WindowReader::State::address(uint64_t window) const {
+  const uint64_t at = window * layout.seq_len;
+  const size_t shard = shard_of(at);
+  return address(shard, at - starts[shard]);
+}
+
+uint64_t WindowReader::State::copy_piece(size_t shard, uint64_t position, uint64_t count, char* out,
+                                         const char* ahead) const {
+  const char* in = address(shard, position);
   if (layout.file_width == 2) {
     const auto* tokens = reinterpret_cast<const uint16_t*>(in);
-    if (layout.buffer_width == 2) return copy_tokens(tokens, reinterpret_cast<uint16_t*>(out), count);
-    return copy_tokens(tokens, reinterpret_cast<int64_t*>(out), count);
+    if (layout.buffer_width == 2) return copy_tokens(tokens, reinterpret_cast<uint16_t*>(out), count, ahead);
+    return copy_tokens(tokens, reinterpret_cast<int64_t*>(out), count, ahead);
   }
   const auto* tokens = reinterpret_cast<const uint32_t*>(in);
-  if (layout.buffer_width == 4) return copy_tokens(tokens, reinterpret_cast<uint32_t*>(out), count);
-  return copy_tokens(tokens, reinterpret_cast<int64_t*>(out), count);
+  if (layout.buffer_width == 4) return copy_tokens(tokens, reinterpret_cast<uint32_t*>(out), count, ahead);
+  return copy_tokens(tokens, reinterpret_cast<int64_t*>(out), count, ahead);
 }
 
 uint64_t WindowReader::State::find_token(size_t shard, uint64_t position) const {
-  const char* in = maps[shard].base() + layout.header_bytes + position * static_cast<uint64_t>(layout.file_width);
   uint64_t token = 0;
-  std::memcpy(&token, in, static_cast<size_t>(layout.file_width));  // shards are little-endian, as every host here
+  // Shards are little-endian, as every host here.
+  std::memcpy(&token, address(shard, position), static_cast<size_t>(layout.file_width));
   return token;
 }
 
-Fault WindowReader::State::copy_window(uint64_t window, char* out) {
+Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* ahead) {
   Fault fault;
   Guard& mine = guard;
   pieces(window, [&](size_t shard, uint64_t position, uint64_t count) {
@@ -274,7 +327,7 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out) {
     mine.begin = reinterpret_cast<uintptr_t>(map.base());
     mine.end = mine.begin + map.bytes() + page_size;
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    const uint64_t highest = copy_piece(shard, position, count, out);
+    const uint64_t highest = copy_piece(shard, position, count, out, ahead);
     if (highest >= layout.vocab_size && fault.kind == Fault::kNone) {
       for (uint64_t i = position; i < position + count && fault.kind == Fault::kNone; ++i) {
         const uint64_t token = find_token(shard, i);
@@ -292,22 +345,9 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out) {
   return fault;
 }
 
-Fault WindowReader::State::fill(Job& job, bool hint) {
+// `next` are the first `known` windows of the job that comes after this one: they are fetched by its last rows.
+Fault WindowReader::State::fill(const Job& job, const uint64_t* next, size_t known, bool hint) {
   const auto width = static_cast<uint64_t>(layout.file_width);
-  // A random row is a cache miss that the processor cannot foresee: fetch it two rows before it is copied.
-  const auto fetch = [&](uint64_t window) {
-    pieces(window, [&](size_t shard, uint64_t position, uint64_t count) {
-      prefetch(maps[shard].base() + layout.header_bytes + position * width, count * width);
-    });
-  };
-  if (job.windows.empty()) {
-    const Permutation order(windows, job.seed, job.epoch);
-    job.windows.resize(job.count);
-    for (uint64_t i = 0; i < job.count; ++i) {
-      job.windows[i] = order(job.first + i);
-      if (i < 2) fetch(job.windows[i]);
-    }
-  }
   if (hint) {  // ask for all the windows at once, so that the disk sees them together and not one fault at a time
     for (uint64_t window : job.windows) {
       pieces(window, [&](size_t shard, uint64_t position, uint64_t count) {
@@ -320,9 +360,13 @@ Fault WindowReader::State::fill(Job& job, bool hint) {
   Fault fault;
   auto* out = static_cast<char*>(buffers[job.slot]);
   const uint64_t row_bytes = (layout.seq_len + 1) * static_cast<uint64_t>(layout.buffer_width);
-  for (size_t row = 0; row < job.windows.size() && fault.kind == Fault::kNone; ++row) {
-    if (row + 2 < job.windows.size()) fetch(job.windows[row + 2]);
-    fault = copy_window(job.windows[row], out + row * row_bytes);
+  const size_t rows = job.windows.size();
+  for (size_t row = 0; row < rows && fault.kind == Fault::kNone; ++row) {
+    const size_t then = row + kRowsAhead;
+    uint64_t soon = job.windows[row];  // when nothing is known of the future
+    if (then < rows) soon = job.windows[then];
+    else if (then - rows < known) soon = next[then - rows];
+    fault = copy_window(job.windows[row], out + row * row_bytes, address(soon));
   }
   return fault;
 }
@@ -337,7 +381,13 @@ void WindowReader::State::enqueue(Job job) {
 // Takes a job off the queue and fills its buffer, with the lock let go meanwhile.
 void WindowReader::State::take(std::unique_lock<std::mutex>& lock, std::deque<Job>::iterator position) {
   Job job = std::move(*position);
-  queue.erase(position);
+  std::array<uint64_t, kRowsAhead> next;
+  size_t known = 0;
+  const auto after = queue.erase(position);
+  if (after != queue.end()) {
+    known = std::min(kRowsAhead, after->windows.size());
+    std::copy_n(after->windows.begin(), known, next.begin());
+  }
   const bool hint = cold;
   const Clock::time_point begin = Clock::now();
   const bool check = begin - checked > kSizeCheckEvery;
@@ -345,7 +395,7 @@ void WindowReader::State::take(std::unique_lock<std::mutex>& lock, std::deque<Jo
   if (check) checked = begin;
   ++filling;
   lock.unlock();
-  Fault fault = fill(job, hint);
+  Fault fault = fill(job, next.data(), known, hint);
   if (check && fault.kind == Fault::kNone && maps[checked_shard].shrunk()) fault = {Fault::kShrunk, checked_shard, 0, 0};
   const bool waited = (hint || Clock::now() - begin > kSuspicious) && read_from_disk();
   lock.lock();
@@ -424,7 +474,9 @@ void WindowReader::submit(size_t slot, uint64_t seed, uint64_t epoch, uint64_t f
   State& state = live();
   if (slot >= state.buffers.size() || count == 0) throw std::invalid_argument("WindowReader::submit");
   if (first > state.windows || count > state.windows - first) throw std::out_of_range("sequence number");
-  state.enqueue({slot, seed, epoch, first, count, {}});
+  std::vector<uint64_t> windows(count);
+  Permutation(state.windows, seed, epoch).range(first, count, windows.data());
+  state.enqueue({slot, std::move(windows)});
 }
 
 void WindowReader::submit(size_t slot, std::vector<uint64_t> windows) {
@@ -433,7 +485,7 @@ void WindowReader::submit(size_t slot, std::vector<uint64_t> windows) {
   for (uint64_t window : windows) {
     if (window >= state.windows) throw std::out_of_range("window");
   }
-  state.enqueue({slot, 0, 0, 0, 0, std::move(windows)});
+  state.enqueue({slot, std::move(windows)});
 }
 
 bool WindowReader::wait(size_t slot, int timeout_ms, Fault* fault) {

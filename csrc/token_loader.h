@@ -25,6 +25,8 @@ class Permutation {
 
   Permutation(uint64_t count, uint64_t seed, uint64_t epoch);
   uint64_t operator()(uint64_t n) const;
+  // out[i] = the value of first+i, for i < count.
+  void range(uint64_t first, size_t count, uint64_t* out) const;
 
  private:
   uint64_t count_;

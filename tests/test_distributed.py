@@ -141,7 +141,7 @@ dist.barrier()
     assert all("rango 1: mi disco está lleno" in outputs[rank][1] for rank in (0, 2))
 
 
-def test_a_killed_rank_ends_the_others(tmp_path):
+def test_a_killed_rank_is_named_by_the_others(tmp_path):
     path = program(tmp_path, """
 dist.print_each("dentro")
 if dist.rank == 1:
@@ -149,12 +149,14 @@ if dist.rank == 1:
     time.sleep(100)
 dist.barrier()
 """)
-    with ranks([path], [tmp_path] * 2) as processes:
-        processes[1].wait_for("dentro")
-        processes[0].wait_for("dentro")
+    with ranks([path], [tmp_path] * 3) as processes:
+        for process in processes:
+            process.wait_for("dentro")
         os.killpg(processes[1].child.pid, signal.SIGKILL)
-        code, output = processes[0].finish(60)
-    assert code == 3 and "se ha perdido la comunicación" in output
+        results = [processes[rank].finish(60) for rank in (0, 2)]
+    for code, output in results:
+        assert code == 3 and "se ha perdido la comunicación" in output
+        assert "no contestan los rangos 1 " in output
 
 
 def test_the_environment_is_restored(tmp_path):

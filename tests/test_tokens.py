@@ -137,7 +137,7 @@ def test_interrupted_shard_is_never_valid(tmp_path):
     with pytest.raises(RuntimeError), ShardWriter(tmp_path, "train", VOCAB) as writer:
         writer.write(np.arange(100))
         raise RuntimeError
-    with pytest.raises(UserError, match=r"train-00000\.bin está incompleto"):
+    with pytest.raises(UserError, match=r"train-00000\.bin está incompleto.*vuelva a generarlo"):
         read_header(tmp_path / "train-00000.bin")
 
 
@@ -304,10 +304,10 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
 
 def test_too_little_text_names_the_way_out(tmp_path):
     paths, _, _ = write(tmp_path, 101)
-    with pytest.raises(UserError, match=r"10 ventanas.*12.*--batch-size.*--grad-accum.*--seq-len"):
+    with pytest.raises(UserError, match=r"10 ventanas.*12.*baje --batch-size.*--grad-accum.*--seq-len"):
         TokenLoader(paths, 10, 2, vocab_size=VOCAB, grad_accum=3, world_size=2)
     for make in (TokenLoader, evaluation_batches):
-        with pytest.raises(UserError, match=r"101 tokens.*--seq-len"):
+        with pytest.raises(UserError, match=r"101 tokens.*use más texto.*--seq-len"):
             make(paths, 101, 1, vocab_size=VOCAB)
         with pytest.raises(UserError, match="ningún fichero"):
             make([], 10, 1, vocab_size=VOCAB)
@@ -343,7 +343,7 @@ def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
     with TokenLoader(paths, 10, 2, vocab_size=VOCAB) as loader:
         loader.next()
         os.truncate(paths[0], left)
-        with pytest.raises(UserError, match=r"train-00000\.bin se ha acortado"):
+        with pytest.raises(UserError, match=r"train-00000\.bin se ha acortado.*vuelva a generarlo y reanude"):
             for _ in range(200_000):
                 loader.next()
 

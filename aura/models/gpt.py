@@ -45,7 +45,7 @@ class GPTConfig:
 
 
 PRESETS = {
-    "demo": GPTConfig(vocab_size=4096, seq_len=128, n_layer=5, n_head=4, n_embd=256, dropout=0.0),
+    "demo": GPTConfig(vocab_size=8192, seq_len=128, n_layer=4, n_head=4, n_embd=256, dropout=0.0),
     "gpt2": GPTConfig(),
     "gpt2-medium": GPTConfig(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPTConfig(n_layer=36, n_head=20, n_embd=1280),

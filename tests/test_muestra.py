@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from aura import sample_text, spanish
-from aura.spanish import (
+from aura.muestra import spanish
+from aura.muestra import text as muestra
+from aura.muestra.spanish import (
     agree,
     before_noun,
     cardinal,
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return "\n\n".join(sample_text.documents(7, 300_000))
+    return "\n\n".join(muestra.documents(7, 300_000))
 
 
 # ---------------------------------------------------------------- verbs
@@ -147,7 +148,7 @@ def test_enclitic(form, pronouns, whole):
 
 
 def test_every_verb_of_the_lexicon_conjugates():
-    for phrases in sample_text.ACTIONS.values():
+    for phrases in muestra.ACTIONS.values():
         for phrase in phrases:
             for tense in ("pres", "pret", "imp", "fut", "cond", "subj", "subi", "perf", "ger", "inf"):
                 assert conjugate(phrase.split()[0], tense, 2)
@@ -294,7 +295,7 @@ def test_nouns_are_read():
 
 def test_same_seed_same_text_in_another_process():
     code = (
-        "from hashlib import sha256; from aura.sample_text import documents;"
+        "from hashlib import sha256; from aura.muestra import documents;"
         "print(sha256('|'.join(documents(3, 60000)).encode()).hexdigest())"
     )
     digests = {
@@ -308,31 +309,31 @@ def test_same_seed_same_text_in_another_process():
         ).stdout.strip()
         for seed in ("0", "1234")
     }
-    assert digests == {sha256("|".join(sample_text.documents(3, 60000)).encode()).hexdigest()}
+    assert digests == {sha256("|".join(muestra.documents(3, 60000)).encode()).hexdigest()}
 
 
 def test_a_longer_corpus_begins_with_a_shorter_one():
-    short, long = list(sample_text.documents(5, 20_000)), list(sample_text.documents(5, 80_000))
+    short, long = list(muestra.documents(5, 20_000)), list(muestra.documents(5, 80_000))
     assert long[: len(short)] == short
-    assert list(islice(sample_text.documents(5, 10**12), 5)) == long[:5]
+    assert list(islice(muestra.documents(5, 10**12), 5)) == long[:5]
 
 
 def test_the_document_does_not_depend_on_those_before():
-    assert sample_text.document(9, 31) == list(islice(sample_text.documents(9, 10**9), 32))[31]
+    assert muestra.document(9, 31) == list(islice(muestra.documents(9, 10**9), 32))[31]
 
 
 @pytest.mark.parametrize("size", [1, 1000, 50_000])
 def test_size_is_reached_and_no_more_than_that(size):
-    sizes = [len(document.encode()) for document in sample_text.documents(0, size)]
+    sizes = [len(document.encode()) for document in muestra.documents(0, size)]
     assert sum(sizes) >= size > sum(sizes[:-1])
 
 
 def test_seeds_differ():
-    assert not set(sample_text.documents(1, 50_000)) & set(sample_text.documents(2, 50_000))
+    assert not set(muestra.documents(1, 50_000)) & set(muestra.documents(2, 50_000))
 
 
 def test_documents_have_a_title_and_paragraphs():
-    for document in sample_text.documents(4, 200_000):
+    for document in muestra.documents(4, 200_000):
         assert 500 <= len(document) <= 4000
         assert document.count("\n\n") >= 2
         assert document == document.strip()
@@ -340,10 +341,10 @@ def test_documents_have_a_title_and_paragraphs():
 
 def test_every_template_compiles():
     """Each slot has its name, each verb conjugates: also in what a short corpus never shows."""
-    for alternatives in sample_text.RULES.values():
+    for alternatives in muestra.RULES.values():
         assert alternatives
         for alternative in alternatives:
-            sample_text.compiled(alternative)
+            muestra.compiled(alternative)
 
 
 # ---------------------------------------------------------------- invariants of the text
@@ -393,14 +394,14 @@ def test_sentences_start_with_a_capital(text):
 
 
 def test_paragraphs_end_with_a_mark(text):
-    for document in sample_text.documents(11, 100_000):
+    for document in muestra.documents(11, 100_000):
         for paragraph in document.split("\n\n")[1:]:
             last = paragraph.split("\n")[-1]
             assert last[-1] in ".?!:»,…" or len(last) < 60 or "- " in last, last
 
 
 def test_articles_agree_with_the_nouns_of_the_lexicon(text):
-    nouns = {n for _, members in sample_text.NOUNS.values() for n in members}
+    nouns = {n for _, members in text.NOUNS.values() for n in members}
     gender = {}
     for n in nouns:
         gender.setdefault(n.singular, set()).add(n.feminine)

@@ -6,11 +6,11 @@ Document i depends on (seed, i) alone, so a longer corpus begins with a shorter 
 random comes from `Random(str).random()`: both the seeding from a string and that method are stable across Python
 versions and PYTHONHASHSEED, which is not true of shuffle, sample or hash.
 
-Four rooms: spanish (morphology), sample_lexicon (words by meaning), sample_prose (the templates) and this one, which
+Four rooms: spanish (morphology), lexicon (words by meaning), prose (the templates) and this one, which
 compiles templates and sets the scene of each document: who, where, when. A template is Spanish with
 
     [a|b|c]            one of these
-    {rule} {rule@k}    a rule of sample_prose; @k adds the scene's string k to the name (clima_verano)
+    {rule} {rule@k}    a rule of prose; @k adds the scene's string k to the name (clima_verano)
     {=k}               the scene's string k
     {un:class+}        determiner and noun of a lexicon class, + perhaps with an adjective, ++ surely
     {unos:class}       the same in plural; {-:class} {-s:class} without determiner
@@ -21,7 +21,7 @@ compiles templates and sets the scene of each document: who, where, when. A temp
     {3-9:class}        number in words and noun; {#10-90:class} in figures; {3-9m} {3-9f} {3-9} the bare number
     {hora:7-9}         a function of the writer, with its argument
     <verb tense who>   verbs|to|choose|from, conjugated; defaults: pret, p
-    <@class tense who> the same with a phrase of sample_lexicon.ACTIONS; @@k takes the class from the scene's string k
+    <@class tense who> the same with a phrase of lexicon.ACTIONS; @@k takes the class from the scene's string k
     ¶ ¬                new paragraph, new line
 """
 
@@ -31,10 +31,8 @@ from datetime import date, timedelta
 from functools import cache
 from random import Random
 
-from aura import sample_lexicon as lexicon
-from aura import sample_prose as prose
-from aura import spanish
-from aura.spanish import agree, before_noun, cardinal, conjugate, count, determiner
+from aura.muestra import lexicon, prose, spanish
+from aura.muestra.spanish import agree, before_noun, cardinal, conjugate, count, determiner
 
 # ---------------------------------------------------------------- lexicon tables, parsed once
 

@@ -2,7 +2,7 @@
 
 NOUNS: class | adjectives that suit it (^ may also stand before the noun) | nouns, with gender where it cannot be
        guessed (mano:f, mapa:m, agua:F for a feminine that takes el).
-ACTIONS: class: verb phrases in the infinitive, parted by ";", written as templates (see sample_text); {su:s} and the
+ACTIONS: class: verb phrases in the infinitive, parted by ";", written as templates (see text.py); {su:s} and the
        like refer to whoever does it, whatever the person and the tense.
 TRADES: trade | where it is done | what it is about (plural, with article) | its actions.
 """

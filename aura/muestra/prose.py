@@ -1,4 +1,4 @@
-"""The templates of the built-in corpus, one rule after another; sample_text explains their marks.
+"""The templates of the built-in corpus, one rule after another; text.py explains their marks.
 
 A rule is a name with a colon and its alternatives, one per "- "; what is indented continues the line above. In
   stories
