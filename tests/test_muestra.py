@@ -401,7 +401,7 @@ def test_paragraphs_end_with_a_mark(text):
 
 
 def test_articles_agree_with_the_nouns_of_the_lexicon(text):
-    nouns = {n for _, members in text.NOUNS.values() for n in members}
+    nouns = {n for _, members in muestra.NOUNS.values() for n in members}
     gender = {}
     for n in nouns:
         gender.setdefault(n.singular, set()).add(n.feminine)
