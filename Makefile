@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 train: $(VENV)/.ready
 	$(BIN)/python train_gpt2_spanish.py --preset demo --dataset-name muestra --resume none \
-		--checkpoint-dir checkpoints/demo --log-dir logs/demo --output demo.pth
+		--checkpoint-dir checkpoints/demo --log-dir logs/demo --output demo.pth --log-interval 50
 	$(BIN)/python -m aura.generate --checkpoint demo.pth --prompt "Aquella mañana" --length 80 --num-samples 3 \
 		--temperature 0.6
 	@echo "Curva de pérdida: logs/demo/loss.png"
