@@ -302,13 +302,17 @@ def table(result: dict) -> None:
     print("mismo orden con otros números de procesos:", result["same_order"])
 
 
-def main() -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mide el lector de tokens frente a otros, en un solo núcleo.")
     parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--megabytes", type=int, default=200, help="tamaño del fichero de tokens (por defecto: 200)")
     parser.add_argument("--rounds", type=int, default=9, help="rondas (por defecto: 9)")
     parser.add_argument("--batches", type=int, default=5000, help="lotes por ronda (por defecto: 5000)")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = build_parser().parse_args()
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
