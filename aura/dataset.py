@@ -22,7 +22,14 @@ from aura import corpus as corpora
 from aura import tokenizer as tokenizers
 from aura import tokens
 from aura.errors import UserError
-from aura.files import PARTIAL_SUFFIX, explain, require_writable_directory, write_json
+from aura.files import (
+    PARTIAL_SUFFIX,
+    explain,
+    require_writable_directory,
+    sync_directory,
+    write_bytes,
+    write_json,
+)
 
 FORMAT = 1
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
@@ -57,8 +64,16 @@ class Dataset:
         return self.meta["sha256"]
 
     def load_tokenizer(self):
-        """The Tokenizer the shards were written with."""
-        return tokenizers.Tokenizer.load(self.directory / self.meta["tokenizer"]["file"])
+        """The Tokenizer the shards were written with. Raises UserError when the file is another or cannot be read."""
+        path = self.directory / self.meta["tokenizer"]["file"]
+        try:
+            tokenizer = tokenizers.Tokenizer(path.read_bytes())
+        except OSError as problem:
+            raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
+        if tokenizer.sha256 != self.meta["tokenizer"]["sha256"]:
+            raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: prepárelos de nuevo "
+                            "con --prepare")
+        return tokenizer
 
     def files(self):
         """[(name, sha256)] of everything but dataset.json."""
@@ -68,6 +83,7 @@ class Dataset:
 
     def verify(self):
         """Read every shard and compare checksums. Raises UserError naming the file and the place."""
+        self.load_tokenizer()
         for split in self.meta["splits"]:
             for path in self.shards(split):
                 tokens.verify_shard(path, self.vocab_size)
@@ -157,6 +173,7 @@ def put_in_place(partial, final):
     if final.exists():
         os.rename(final, old)
     os.rename(partial, final)
+    sync_directory(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -228,7 +245,7 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, note):
     if not total:
         raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto")
     shards = {split: writer.close() for split, writer in writers.items()}
-    (directory / "tokenizer.model").write_bytes(tokenizer.model)
+    write_bytes(directory / "tokenizer.model", tokenizer.model)
     splits = {split: {**counts[split], "shards": shards[split]} for split in writers}
     digest = hashlib.sha256(tokenizer.sha256.encode())
     for shard in itertools.chain(*shards.values()):

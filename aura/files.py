@@ -43,6 +43,12 @@ def atomic_write(path, mode="wb"):
     sync_directory(path.parent)
 
 
+def write_bytes(path, content):
+    """Write `content`, atomically."""
+    with atomic_write(path) as file:
+        file.write(content)
+
+
 def write_json(path, value):
     """Write `value` as indented UTF-8 JSON, atomically."""
     with atomic_write(path, "w") as file:

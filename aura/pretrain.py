@@ -16,7 +16,7 @@ import aura
 from aura import backend, corpus, dataset, loop, ops, report, sampling, share, tokens
 from aura.checkpoint import Checkpointer, cpu_copy, save_file, state_bytes
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
-from aura.files import explain, require_writable_directory, write_json
+from aura.files import explain, require_writable_directory, write_bytes, write_json
 
 INJECT = "AURA_INJECT_NAN"  # RANK:STEP[,RANK:STEP...]: rehearse what --nan-policy does before a long run needs it
 
@@ -281,7 +281,7 @@ def save_output(path, module, config, data, tokenizer, progress):
     path = Path(path)
     try:
         save_file(path, cpu_copy(module.state_dict()))
-        path.with_suffix(".tokenizer.model").write_bytes(tokenizer.model)
+        write_bytes(path.with_suffix(".tokenizer.model"), tokenizer.model)
         write_json(path.with_suffix(".json"), {
             "architecture": type(module).__name__, "config": asdict(config), "steps": progress.step,
             "tokens": progress.tokens, "dataset": data.meta["name"], "dataset_sha256": data.sha256,

@@ -28,6 +28,7 @@ import torch
 
 from aura import extension
 from aura.errors import UserError
+from aura.files import sync_directory
 
 MAGIC = b"AURATOK\0"
 FORMAT_VERSION = 1
@@ -144,7 +145,7 @@ class ShardWriter:
             file.seek(0)
             file.write(header.pack())
             _flush(file)
-        _flush_directory(self.directory)
+        sync_directory(self.directory)
         self._shards.append(
             {
                 "file": self._path.name,
@@ -159,16 +160,6 @@ class ShardWriter:
 def _flush(file) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _flush_directory(path: Path) -> None:
-    if os.name == "nt":  # Windows opens no directories, and keeps new names without being asked
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_header(path: str | os.PathLike, vocab_size: int | None = None) -> ShardHeader:

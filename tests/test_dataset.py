@@ -109,6 +109,14 @@ def test_a_flipped_byte_is_found(book, tmp_path):
         found.verify()
 
 
+def test_another_tokenizer_in_the_folder_is_found(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    other = prepare(book, tmp_path / "other", vocab_size=350)
+    (found.directory / "tokenizer.model").write_bytes((other.directory / "tokenizer.model").read_bytes())
+    with pytest.raises(UserError, match=r"tokenizer\.model"):
+        found.verify()
+
+
 def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path):
     """Kill -9 a real preparation; the next one starts over and cleans up."""
     big = tmp_path / "grande.txt"
