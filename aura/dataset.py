@@ -71,8 +71,8 @@ class Dataset:
         except OSError as problem:
             raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
         if tokenizer.sha256 != self.meta["tokenizer"]["sha256"]:
-            raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: prepárelos de nuevo "
-                            "con --prepare")
+            raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: prepárelos de "
+                            "nuevo con --prepare")
         return tokenizer
 
     def files(self):
