@@ -1,5 +1,6 @@
 """train_gpt2_spanish.py as a user runs it: real processes, real files."""
 
+import json
 import os
 import signal
 
@@ -127,6 +128,20 @@ def test_machines_without_data_or_checkpoint_receive_them(book, tmp_path):
     outputs = run_ranks([*command, "--max-steps", "8"], [first, second])
     assert [code for code, _ in outputs] == [0, 0], outputs
     assert "Se reanuda en el paso 4" in outputs[0][1] and "no tienen los datos" not in outputs[0][1]
+
+
+def test_data_that_do_not_match_their_hash_are_refused(book, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    assert train(first, "--prepare", "--dataset-name", book)[0] == 0
+    path = first / "Data" / "libro" / "dataset.json"
+    meta = json.loads(path.read_text())
+    meta["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
+    path.write_text(json.dumps(meta))
+    outputs = run_ranks([SCRIPT, *SMALL, "--distributed", "--max-steps", "2"], [first, second])
+    assert all(code == 2 and "train-00000.bin" in output and "sha256" in output for code, output in outputs), outputs
+    assert list((second / "Data").iterdir()) == []
 
 
 def test_a_signal_to_one_rank_stops_all_and_other_world_size_goes_on(book, tmp_path):
