@@ -19,7 +19,7 @@ def build_parser():
     parser = cli.Parser(prog="test_ddp.py", description="Comprueba que todos los procesos se ven y suman bien.")
     parser.add_argument("--backend", type=cli.choice("auto", "nccl", "gloo"), default="auto",
                         help="auto: NCCL con GPU, gloo sin ella")
-    parser.add_argument("--timeout", type=cli.number(float, above=0), default=60.0, dest="dist_timeout",
+    parser.add_argument("--timeout", type=cli.number(float, above=0, high=1e6), default=60.0, dest="dist_timeout",
                         metavar="SEGUNDOS", help="cuánto se espera a los demás procesos")
     cli.add_placement(parser.add_argument_group("proceso lanzado a mano"))
     return parser

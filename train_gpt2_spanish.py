@@ -81,6 +81,7 @@ def main():
             return EXIT_OK
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
+        pretrain.require_memory(config, dist.device)
         model = gpt.GPT(config).init_weights(args.seed).to(dist.device)
         optimizer = optim.adamw(model, args.lr, args.weight_decay)
 

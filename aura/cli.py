@@ -47,6 +47,11 @@ def choice(*names):
     return check
 
 
+def path(text):
+    """A checker for files and folders: an empty name would quietly mean the current folder."""
+    return text if text.strip() else _Bad(f"{text!r} no es el nombre de un fichero o carpeta")
+
+
 class _Formatter(argparse.HelpFormatter):
     """Help in Spanish with every default shown."""
 
@@ -141,7 +146,7 @@ def add_distributed(parser):
     group.add_argument("--backend", type=choice("auto", "nccl", "gloo"), default="auto",
                        help="auto, nccl o gloo; auto: NCCL con GPU, gloo sin ella; si NCCL no funciona, todos a gloo")
     add_placement(group)
-    group.add_argument("--dist-timeout", type=number(float, above=0), default=600.0, metavar="SEGUNDOS",
+    group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")
 
 
@@ -157,13 +162,13 @@ def add_placement(group):
 def add_data(parser):
     """Arguments that choose and prepare the text."""
     group = parser.add_argument_group("datos")
-    group.add_argument("--dataset-name", metavar="NOMBRE|RUTA",
+    group.add_argument("--dataset-name", type=path, metavar="NOMBRE|RUTA",
                        help="muestra (incluida), wikipedia, oscar, o la ruta de un .txt o .jsonl (también .gz) o una "
                             "carpeta; sin ella, lo último que se preparó en --data-dir")
     group.add_argument("--dataset-max-tokens", type=number(int, low=1), metavar="N",
                        help="se detiene al llegar a N tokens (wikipedia y oscar: 100 millones si no se indica)")
-    group.add_argument("--data-dir", default="./Data", help="carpeta de los datos preparados")
-    group.add_argument("--tokenizer", metavar="RUTA", help="modelo de SentencePiece ya entrenado")
+    group.add_argument("--data-dir", type=path, default="./Data", help="carpeta de los datos preparados")
+    group.add_argument("--tokenizer", type=path, metavar="RUTA", help="modelo de SentencePiece ya entrenado")
     group.add_argument("--vocab-size", type=number(int, low=1), help="piezas del tokenizador (según el preset)")
     group.add_argument("--val-fraction", type=number(float, low=0, high=0.5), metavar="F",
                        help="parte de los documentos para validación (según el tamaño del corpus)")
@@ -197,7 +202,7 @@ def add_logging(parser):
     group = parser.add_argument_group("registro y muestras")
     group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS",
                        help="cada cuánto se informa")
-    group.add_argument("--log-dir", default="./logs", help="train.csv, loss.png y TensorBoard")
+    group.add_argument("--log-dir", type=path, default="./logs", help="train.csv, loss.png y TensorBoard")
     group.add_argument("--eval-interval", type=number(int, low=1), metavar="PASOS",
                        help="cada cuánto se valida (por defecto: cada época, o cada 500 pasos si llega antes)")
     group.add_argument("--eval-windows", type=number(int, low=0), default=400, metavar="N",
@@ -210,11 +215,13 @@ def add_logging(parser):
 def add_checkpoints(parser, output):
     """Arguments of what a run keeps. output: default name of the final model."""
     group = parser.add_argument_group("puntos de control")
-    group.add_argument("--checkpoint-dir", default="./checkpoints", help="carpeta de los puntos de control")
+    group.add_argument("--checkpoint-dir", type=path, default="./checkpoints",
+                       help="carpeta de los puntos de control")
     group.add_argument("--checkpoint-freq", type=number(int, low=0), default=500, metavar="PASOS",
                        help="cada cuánto se guarda uno; 0: solo al final o al parar")
     group.add_argument("--keep-checkpoints", type=number(int, low=1), default=3, metavar="N",
                        help="cuántos se conservan")
-    group.add_argument("--resume", default="auto", metavar="auto|none|RUTA",
+    group.add_argument("--resume", type=path, default="auto", metavar="auto|none|RUTA",
                        help="auto: el último que esté entero; none: empezar de cero")
-    group.add_argument("--output", default=output, help="modelo final; a su lado, configuración y tokenizador")
+    group.add_argument("--output", type=path, default=output,
+                       help="modelo final; a su lado, configuración y tokenizador")

@@ -21,6 +21,7 @@ DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this
 DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 256 << 20
+HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 DAMAGE_LIMIT = 0.01
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
@@ -170,6 +171,9 @@ def _lines(file, path, damage, whole):
                 damage.add(path, number, "no es UTF-8 válido")
                 damaged = True
         yield number, text.replace("\r\n", "\n")
+    if decoder.getstate()[0]:  # the file ends in the middle of a character
+        damage.add(path, number, "no es UTF-8 válido")
+        yield number, "\ufffd"
 
 
 def _json_documents(lines, path, damage):
@@ -192,7 +196,12 @@ def _json_documents(lines, path, damage):
 
 def _text_documents(lines):
     """One document a line, or running text cut at blank lines: told apart by the first pieces of the file."""
-    head = list(itertools.islice(lines, 2000))
+    head, size = [], 0
+    for line in itertools.islice(lines, HEAD_LINES):
+        head.append(line)
+        size += len(line[1])
+        if size > CHUNK_BYTES:
+            break
     lengths = [len(text) for _, text in head if text.strip()]
     blank = any(not text.strip() for _, text in head[:-1])
     lines = itertools.chain(head, lines)
@@ -244,7 +253,7 @@ def _hub_documents(source):
                 text = "\n".join(part["text"] if isinstance(part, dict) else part for part in text)
             if text.strip():
                 yield text
-    except (OSError, ValueError, RuntimeError) as problem:  # what datasets, its HTTP client and the Hub raise
-        line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
-        raise UserError(f"no se puede leer {where!r} de Hugging Face ({line[:160]}): compruebe la conexión, o dé la "
-                        "ruta de un fichero de texto") from problem
+    except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
+        line = (str(problem).strip().splitlines() or [""])[0]
+        raise UserError(f"no se puede leer {where!r} de Hugging Face ({type(problem).__name__}: {line[:160]}): "
+                        "compruebe la conexión, o dé la ruta de un fichero de texto") from problem

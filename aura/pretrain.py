@@ -52,6 +52,18 @@ def choose_precision(name, device):
     return loop.Precision(name, device)
 
 
+def require_memory(config, device):
+    """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter) exceed the device."""
+    if device.type == "cuda":
+        available = torch.cuda.get_device_properties(device).total_memory
+    else:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    needed = 16 * config.parameters()
+    if needed > available:
+        raise UserError(f"el modelo pide {needed / 1e9:.1f} GB para pesos, gradientes y optimizador, y aquí hay "
+                        f"{available / 1e9:.1f} GB: elija un --preset menor, o menos --n-layer, --n-embd o --seq-len")
+
+
 def load_data(args, dist):
     """The prepared Dataset named by the arguments, made first where it is missing, on every machine."""
     found = {}

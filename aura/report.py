@@ -50,7 +50,7 @@ class Reporter:
             set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
         rows = [row for row in read_table(self.table) if int(row["step"]) <= step]
         with atomic_write(self.table, "w") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
@@ -128,11 +128,12 @@ class Reporter:
 
 
 def read_table(path):
-    """The rows of a train.csv as dicts of str; [] when there is none."""
+    """The rows of a train.csv as dicts of str, without one that a killed run left half; [] when there is no file."""
     if not Path(path).exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if re.fullmatch(r"\d+", row.get("step") or "")]
+        return [row for row in csv.DictReader(file)
+                if re.fullmatch(r"\d+", row.get("step") or "") and None not in row.values()]
 
 
 def draw_curve(rows, path):

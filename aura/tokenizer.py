@@ -148,7 +148,7 @@ def train(texts, vocab_size, note=print):
         raise UserError("el corpus está vacío: no hay texto con que entrenar el tokenizador")
     try:
         model = _train(lines, vocab_size)
-    except RuntimeError as problem:
+    except (RuntimeError, ValueError) as problem:
         largest = re.search(r"value <= (\d+)", str(problem))
         smallest = re.search(rf"{vocab_size} vs (\d+)", str(problem))
         if smallest:

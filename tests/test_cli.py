@@ -44,11 +44,20 @@ def test_bad_values_are_named_together(words, pieces):
 
 def test_every_numeric_flag_refuses_words_and_every_choice_refuses_others():
     parser = script.build_parser()
-    checked = [action for action in parser._actions if action.type not in (None, str)]
+    checked = [action for action in parser._actions if action.type not in (None, str, cli.path)]
     assert len(checked) > 20
     for action in checked:
         with pytest.raises(UserError, match=action.option_strings[-1]):
             parser.parse_args([action.option_strings[-1], "¿eh?"])
+
+
+def test_every_place_refuses_an_empty_name():
+    parser = script.build_parser()
+    places = [action for action in parser._actions if action.type is cli.path]
+    assert len(places) == 7
+    for action in places:
+        with pytest.raises(UserError, match=action.option_strings[-1]):
+            parser.parse_args([action.option_strings[-1], ""])
 
 
 def test_help_is_spanish_and_shows_defaults():

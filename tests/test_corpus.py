@@ -65,6 +65,27 @@ def test_invalid_utf8_is_counted_with_its_first_line(tmp_path):
     assert "mala \ufffd\ufffd" in text and "cortada \ufffd\n" in text
 
 
+def test_a_file_that_ends_inside_a_character_is_damage(tmp_path):
+    content = b"linea buena\n" * 300 + "ñ".encode()[:1]
+    found = corpus.open_corpus(str(write(tmp_path / "d.txt", content)))
+    assert "".join(found.documents()).endswith("buena\n\ufffd")
+    assert found.damage.bad == 1 and "línea 301" in found.damage.first
+
+
+def test_a_file_without_newlines_is_not_read_whole_to_learn_its_kind(tmp_path, monkeypatch):
+    path = write(tmp_path / "d.txt", "añil " * 2_000_000)
+    pieces, real = [], corpus._lines
+
+    def counted(*rest, **options):
+        for line in real(*rest, **options):
+            pieces.append(line)
+            yield line
+
+    monkeypatch.setattr(corpus, "_lines", counted)
+    next(corpus.open_corpus(str(path)).documents())
+    assert len(pieces) <= 3
+
+
 def test_more_than_one_percent_of_damage_is_an_error(tmp_path):
     lines = [json.dumps({"text": f"hola {i}"}) for i in range(200)]
     for i in (20, 50, 80):

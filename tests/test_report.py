@@ -50,5 +50,14 @@ def test_a_new_run_keeps_the_old_table(tmp_path):
     assert len(list(tmp_path.glob("anterior-*/train.csv"))) == 1
 
 
+def test_a_row_that_a_killed_run_left_half_is_dropped(tmp_path):
+    log = reporter(tmp_path)
+    log.log(100, loss=1.0)
+    log.close()
+    with open(tmp_path / "train.csv", "a") as file:
+        file.write("12,0.3")
+    assert [row["step"] for row in report.read_table(tmp_path / "train.csv")] == ["100"]
+
+
 def test_durations():
     assert [report.duration(s) for s in (45, 200, 7500)] == ["45 s", "3 min 20 s", "2 h 05 min"]

@@ -199,6 +199,9 @@ def test_torchrun_with_nccl_asked_for_falls_back(book, tmp_path):
     (["--tokenizer", "falta.model"], ["falta.model", "--tokenizer"]),
     (["--resume", "falta.pt"], ["falta.pt", "--resume"]),
     (["--vocab-size", "20"], ["--vocab-size 20"]),
+    (["--vocab-size", str(2**40)], [f"--vocab-size {2**40}"]),
+    (["--n-embd", "4000000"], ["GB", "--n-embd"]),
+    (["--dataset-name", ""], ["--dataset-name", "''"]),
 ])
 def test_bad_input_is_one_line_with_the_way_out(book, tmp_path, options, pieces):
     code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 1, *options)
