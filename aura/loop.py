@@ -13,7 +13,7 @@ import torch
 
 from aura.checkpoint import cpu_copy
 from aura.distributed import is_communication_error
-from aura.errors import PeerLost, TrainingFault
+from aura.errors import PeerLost, TrainingFault, UserError
 from aura.files import explain
 from aura.signals import orderly_stop
 
@@ -203,6 +203,8 @@ def _checkpoint_named(checkpointer, dist):
         if checkpointer.named() not in str(fault):
             fault.args = (f"{fault}; {checkpointer.named()}",)
         raise
+    except UserError as problem:  # data or a checkpoint that went bad while the run was on
+        raise TrainingFault(f"{problem}; {checkpointer.named()}") from problem
     except OSError as problem:
         raise TrainingFault(f"no se puede escribir {problem.filename or 'en el disco'} ({explain(problem)}); "
                             f"{checkpointer.named()}") from problem

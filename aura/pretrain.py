@@ -18,7 +18,7 @@ from aura.checkpoint import Checkpointer, cpu_copy, save_file, state_bytes
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
 from aura.files import explain, require_writable_directory, write_bytes, write_json
 
-INJECT = "AURA_INJECT_NAN"  # RANK:STEP[,RANK:STEP...]: rehearse what --nan-policy does before a long run needs it
+INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 
 
 def check_places(args):
@@ -271,9 +271,9 @@ def injected(loss_fn, dist):
         return loss_fn
     try:
         wanted = [tuple(map(int, pair.split(":"))) for pair in text.split(",")]
-        mine = {step for rank, step in wanted if rank == dist.rank}
+        mine = {call for rank, call in wanted if rank == dist.rank}
     except ValueError as problem:
-        raise UserError(f"{INJECT}={text!r}: se espera RANGO:PASO, o varios separados por comas") from problem
+        raise UserError(f"{INJECT}={text!r}: se espera RANGO:MICROLOTE, o varios separados por comas") from problem
     calls = 0
 
     def spoiled(model, batch):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from aura import loop, optim, report, tokens
 from aura.checkpoint import Checkpointer
 from aura.distributed import Session
-from aura.errors import TrainingFault
+from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from tests.support import Process
 
@@ -175,6 +175,33 @@ def test_nans_that_do_not_end_stop_the_run_and_name_the_checkpoint(tmp_path, sha
 def test_endless_nans_stop_even_when_every_step_saves(tmp_path, shards):
     with pytest.raises(TrainingFault, match="3.ª vez"):
         Run(folder(tmp_path, "a"), shards, spoil=set(range(5, 99)), checkpoint_freq=1).go()
+
+
+def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards)
+    batches = [run.loader.next().clone() for _ in range(9)]
+
+    class Spoilt:
+        epoch, samples, windows = 0, 0, 1
+
+        def next(self):
+            if not batches:
+                raise UserError("train-00000.bin: token fuera del vocabulario")
+            return batches.pop()
+
+        def state_dict(self):
+            return {}
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    run.loader.close()
+    run.loader = Spoilt()
+    with pytest.raises(TrainingFault, match=r"train-00000\.bin.*ckpt-00000004\.pt"):
+        run.go()
 
 
 def test_fp16_scaler_skips_overflows_and_survives_a_resume(tmp_path, shards):
