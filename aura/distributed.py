@@ -63,7 +63,7 @@ class Session:
         sys.stdout.flush()
 
     def sum(self, values):
-        """Sum a short list of numbers over all ranks; float64 where the device has it. Returns a list of floats."""
+        """Sum a short list of numbers over all ranks, in float64 on the CPU. Returns a list of floats."""
         if not self.grouped:
             return [float(value) for value in values]
         tensor = torch.tensor([float(value) for value in values], dtype=torch.float64)

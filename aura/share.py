@@ -23,8 +23,7 @@ def share_out(dist, dataset, data_dir):
     Only ranks whose --data-dir lacks it receive it, one per machine and folder. `dataset` matters on rank 0 alone.
     """
     meta = dist.broadcast_tree(dataset.meta if dist.main else None)
-    local = dataset if dist.main else read(Path(data_dir) / meta["name"])
-    have = local is not None and local.sha256 == meta["sha256"]
+    have = dist.main or _has_intact(dist, meta, data_dir)
     if not have:
         require_writable_directory(data_dir, "--data-dir")
     places = dist.gather_objects((have, _place(data_dir)))
@@ -40,6 +39,18 @@ def share_out(dist, dataset, data_dir):
     if local is None or local.sha256 != meta["sha256"]:
         raise UserError(f"[rango {dist.rank}] los datos de {str(data_dir)!r} no coinciden con los del rango 0")
     return local
+
+
+def _has_intact(dist, meta, data_dir):
+    """Whether this machine's own copy is the one of rank 0; its first process reads it through to be sure."""
+    try:
+        local = read(Path(data_dir) / meta["name"])
+        if local is not None and dist.local_rank == 0:
+            local.verify()
+    except UserError as problem:
+        dist.print_each(f"Aviso: {problem} Se pide de nuevo al rango 0.")
+        return False
+    return local is not None and local.sha256 == meta["sha256"]
 
 
 def _place(data_dir):

@@ -130,6 +130,22 @@ def test_machines_without_data_or_checkpoint_receive_them(book, tmp_path):
     assert "Se reanuda en el paso 4" in outputs[0][1] and "no tienen los datos" not in outputs[0][1]
 
 
+def test_a_damaged_copy_on_another_machine_is_sent_again(book, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        assert train(folder, "--prepare", "--dataset-name", book)[0] == 0
+    shard = second / "Data" / "libro" / "train-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[500] ^= 1
+    shard.write_bytes(content)
+    # LOCAL_RANK as on two machines: each process is the first of its own
+    outputs = run_ranks([SCRIPT, *SMALL, "--distributed", "--max-steps", "2", "--local-rank", "0"], [first, second])
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "Aviso" in outputs[1][1] and "rangos 1 no tienen los datos" in outputs[0][1]
+    assert shard.read_bytes() == (first / "Data" / "libro" / "train-00000.bin").read_bytes()
+
+
 def test_data_that_do_not_match_their_hash_are_refused(book, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
