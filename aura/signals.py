@@ -1,7 +1,7 @@
 """SIGINT, SIGTERM and SIGUSR1 ask for an orderly stop; a second Ctrl+C leaves at once.
 
-A thread listens, because Python runs its own handlers only when the main thread is back from C++: a process that waits
-for a machine that is gone would never hear the second Ctrl+C.
+A thread listens for that second one, because Python runs its handlers only when the main thread is back from C++: a
+process that waits for a machine that is gone would never hear it.
 """
 
 import contextlib
@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 import threading
+import time
 
 from aura.errors import EXIT_SIGNAL_BASE
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 
 class StopRequest:
@@ -21,13 +23,20 @@ class StopRequest:
     def __init__(self):
         self.number = 0
 
-    def listen(self, reader):
-        """Take the numbers of arriving signals from a socket until its other end is closed."""
+    def handle(self, number, _frame):
+        """The signal handler: note the wish, the loop acts on it at the end of its step."""
+        self.number = number
+
+    @staticmethod
+    def leave_on_second_interrupt(reader):
+        """Watch the signal numbers that arrive at a socket until its other end is closed."""
+        first = None
         while arrived := reader.recv(1):
-            if self.number == signal.SIGINT == arrived[0]:
+            if arrived[0] != signal.SIGINT:
+                continue
+            if first is not None and time.monotonic() - first > SAME_KEY_SECONDS:
                 os._exit(EXIT_SIGNAL_BASE + signal.SIGINT)
-            if arrived[0] in ORDERLY:
-                self.number = arrived[0]
+            first = first or time.monotonic()
 
 
 @contextlib.contextmanager
@@ -42,9 +51,9 @@ def orderly_stop():
         return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in ORDERLY}
+    before = {number: signal.signal(number, request.handle) for number in ORDERLY}
     before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    listener = threading.Thread(target=request.listen, args=(reader,), daemon=True)
+    listener = threading.Thread(target=request.leave_on_second_interrupt, args=(reader,), daemon=True)
     listener.start()
     try:
         yield request
