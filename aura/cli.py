@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import gc
 import math
 import os
 import signal
@@ -128,14 +129,25 @@ def run(main):
     except (UserError, TrainingFault) as problem:
         if spokesman or not getattr(problem, "same_everywhere", False):
             print(f"error: {problem}", file=sys.stderr, flush=True)
-        code = problem.exit_code
+        _leave_now(problem.exit_code)
     except KeyboardInterrupt:
         print("Interrumpido.", file=sys.stderr, flush=True)
-        code = EXIT_SIGNAL_BASE + signal.SIGINT
+        _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_BAD_INPUT
+        _leave_now(EXIT_BAD_INPUT)
+    # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
+    # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
+    gc.collect()
     sys.exit(code)
+
+
+def _leave_now(code):
+    """Leave after a failure without the interpreter's good-byes: a thread of gloo's may be stuck in a collective that
+    nobody will ever join, or abort the process on the way out."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def add_distributed(parser):

@@ -9,6 +9,7 @@ collective does, so every wait ends with the names of those who are missing.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import socket
@@ -263,6 +264,8 @@ def _start_group(dist, place, wanted):
     _choose_interface(place, peers)
     dist.device = backends.local_device(place.local_rank)
     dist.backend, dist.fallback = backends.agree_backend(place, dist.store, wanted, dist.device, dist.timeout)
+    # Its default arguments are bound on import to the group of that moment, which then never ends (see cli.run).
+    importlib.import_module("torch.distributed.nn.functional")
     limit = timedelta(seconds=dist.timeout)
     options = {"device_id": dist.device} if dist.backend == "nccl" else {}
     c10d.init_process_group(dist.backend, store=c10d.PrefixStore(f"group/{dist.backend}", dist.store),

@@ -76,11 +76,15 @@ def test_bad_argument_ends_with_one_line_and_code_2(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_turns_exceptions_into_codes(capsys):
-    def fail():
-        raise UserError("el valor 7 no sirve; use 8")
+def test_run_turns_exceptions_into_codes(tmp_path):
+    path = tmp_path / "fails.py"
+    path.write_text("""from aura import cli
+from aura.errors import UserError
 
-    with pytest.raises(SystemExit) as leaving:
-        cli.run(fail)
-    assert leaving.value.code == 2
-    assert capsys.readouterr().err == "error: el valor 7 no sirve; use 8\n"
+def main():
+    print("antes", end="")
+    raise UserError("el valor 7 no sirve; use 8")
+
+cli.run(main)
+""")
+    assert run([path], tmp_path) == (2, "anteserror: el valor 7 no sirve; use 8\n")

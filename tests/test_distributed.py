@@ -159,6 +159,33 @@ dist.barrier()
         assert "no contestan los rangos 1 " in output
 
 
+def test_no_thread_of_the_group_outlives_a_run(tmp_path):
+    names = """import atexit, pathlib
+def name_threads():
+    comms = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
+    print("vivos:", [name for name in comms if "gloo" in name])
+atexit.register(name_threads)
+model = dist.wrap(torch.nn.Linear(3, 3))
+model(torch.ones(2, 3)).sum().backward()
+model.cycle = [model]
+name_threads()"""
+    for code, output in run_ranks([program(tmp_path, names)], [tmp_path] * 2):
+        during, after = [line for line in output.splitlines() if line.startswith("vivos:")]
+        assert code == 0 and "gloo" in during and after == "vivos: []", output
+
+
+def test_a_failure_does_not_wait_for_a_collective_nobody_joins(tmp_path):
+    path = program(tmp_path, """import time
+if not dist.main:
+    time.sleep(300)
+pending = torch.distributed.all_reduce(torch.ones(3), async_op=True)
+raise UserError("aquí se acaba")""")
+    path.write_text(path.read_text().replace("dist_timeout=20.0", "dist_timeout=300.0"))
+    with ranks([path], [tmp_path] * 2) as (first, _):
+        code, output = first.finish(limit=60)
+    assert code == 2 and "aquí se acaba" in output
+
+
 def test_the_environment_is_restored(tmp_path):
     path = tmp_path / "env.py"
     path.write_text("""
