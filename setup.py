@@ -1,4 +1,9 @@
-"""pip install .   (builds the C++ extension if there is a compiler, and installs without it if there is none)"""
+"""pip install .   (builds the C++ extension if there is a compiler, and installs without it if there is none)
+
+pip builds where there is no torch, so the extension holds the token loader alone. With the CPU kernels:
+
+    pip install --no-build-isolation .
+"""
 
 import importlib.util
 import re
@@ -6,6 +11,8 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 HERE = Path(__file__).resolve().parent
 
@@ -18,32 +25,38 @@ def extension_room():
     return room
 
 
+ROOM = extension_room()
+
+
+class BuildWithNinja(build_ext):
+    """The build of aura/extension.py, so that files and flags are written once."""
+
+    def build_extension(self, ext):
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)  # should this build fail, an older one must not be installed in its place
+        try:
+            # Portable instructions only: what is installed may be used on another node of the cluster.
+            ROOM.build(ROOM.find_compiler(), target, native=False)
+        except ROOM.Unavailable as reason:
+            raise CompileError(str(reason)) from reason
+
+
 def extensions():
     if sys.platform == "win32":
         return []
-    room = extension_room()
-    return [
-        Extension(
-            room.MODULE,
-            sources=list(room.SOURCES),
-            depends=[str(path.relative_to(HERE)) for path in sorted(room.CSRC.rglob("*.h"))],
-            include_dirs=room.include_dirs(),
-            # Portable instructions only: what is installed may be used on another node of the cluster.
-            extra_compile_args=room.compile_flags(native=False),
-            define_macros=[("AURA_SOURCE_HASH", f'"{room.source_hash()}"')],
-            language="c++",
-            optional=True,
-        )
-    ]
+    files = sorted(str(path.relative_to(HERE)) for path in ROOM.CSRC.rglob("*") if path.is_file())
+    return [Extension(ROOM.MODULE, sources=files, optional=True)]
 
 
 setup(
     name="aura-entrenamiento",
     version=re.search(r'__version__ = "([^"]+)"', (HERE / "aura" / "__init__.py").read_text())[1],
     description="Entrenamiento de modelos de lenguaje en español con PyTorch",
-    packages=["aura", "aura.models", "aura.muestra"],
+    packages=["aura", "aura.fused", "aura.models", "aura.muestra"],
     python_requires=">=3.10",
     install_requires=["torch>=2.10", "numpy", "sentencepiece", "protobuf", "tqdm", "tensorboard", "matplotlib"],
     extras_require={"hub": ["datasets"]},
     ext_modules=extensions(),
+    cmdclass={"build_ext": BuildWithNinja},
 )

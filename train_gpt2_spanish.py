@@ -12,9 +12,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 
 import dataclasses
 
-import torch.nn.functional as F
-
-from aura import cli, distributed, optim, pretrain
+from aura import cli, distributed, ops, optim, pretrain
 from aura.errors import EXIT_OK
 from aura.models import gpt
 
@@ -63,9 +61,8 @@ def complete(args):
 
 def next_token_loss(model, batch):
     """Summed cross-entropy of each next token. batch: int64 [B, T + 1]. Returns (loss in nats, B * T)."""
-    logits = model(batch[:, :-1])
     targets = batch[:, 1:]
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"), targets.numel()
+    return model(batch[:, :-1], targets), targets.numel()
 
 
 def main():
@@ -82,6 +79,7 @@ def main():
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         pretrain.require_memory(config, dist.device)
+        ops.use(args.attention)
         model = gpt.GPT(config).init_weights(args.seed).to(dist.device)
         optimizer = optim.adamw(model, args.lr, args.weight_decay)
 

@@ -1,10 +1,12 @@
-"""The one C++ extension: what it is built from, how it is built just in time, and what is in use and why.
+"""The one C++ extension: what it is built from, how it is built, and what is in use and why.
 
     AURA_EXTENSION=off     do without it
+    AURA_CPU_ISA=NAME      instruction set of the CPU kernels: portable, avx2 or avx512 (default: the best there is)
     AURA_BUILD_DIR=DIR     where builds are kept (default: ~/.cache/aura)
-    CXX=COMPILER           compiler to use (default: the first of c++, g++, clang++)
+    CXX=COMPILER           compiler to use (default: the first of g++, c++, clang++)
 
-setup.py reads this file alone, in an environment without torch: only the standard library is imported here.
+It holds the token loader and, where torch is there to build against, the torch operators of csrc/ops*.cpp. setup.py
+reads this file alone, in an environment that may lack torch: only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -25,52 +27,139 @@ import sysconfig
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SOURCES = ("csrc/bindings.cpp", "csrc/token_loader.cpp")
+LOADER_SOURCES = ("csrc/bindings.cpp", "csrc/token_loader.cpp")
+OPS_SOURCES = (
+    "csrc/ops.cpp",
+    "csrc/ops_activation.cpp",
+    "csrc/ops_attention.cpp",
+    "csrc/ops_loss.cpp",
+    "csrc/ops_norms.cpp",
+)
+KERNELS_SOURCE = "csrc/cpu/kernels.cpp"
 MODULE = "aura._C"
 HASH_MARK = b"aura-source-hash:"
+TORCH_MARK = b"aura-torch-version:"
+WITHOUT_TORCH = "none"
+OUTPUT = "_C.so"
+
+KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast"]
+# What is written after -march=x86-64, which undoes a -march in CXX: a set must have its own instructions and no more.
+X86_ISAS = {
+    "portable": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": [
+        *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+        "-mprefer-vector-width=512",
+    ],
+}
 
 BUILD_LIMIT_S = 900
 WAIT_LIMIT_S = 1200  # a little longer than a build may take, so that who waits sees its end
 WAIT_NOTICE_S = 5
+UNUSED_BUILD_S = 30 * 24 * 3600
 
 
 class Unavailable(Exception):
     """Why there is no extension: one line in Spanish, kept by `status()`."""
 
 
-def compile_flags(native: bool) -> list[str]:
-    """Compiler flags; `native` adds this processor's instructions, for a build that stays on this machine."""
-    if os.name == "nt":
-        return ["/std:c++17", "/O2"]
-    flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
-    if native:
-        flags.append("-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native")
-    return flags
+class Torch(NamedTuple):
+    """The torch to build against; only its files are looked at, as importing it costs seconds."""
+
+    folder: Path
+    version: str
+
+
+class Unit(NamedTuple):
+    """One file to compile, into an object of this name, with these flags."""
+
+    source: str
+    object: str
+    flags: list[str]
+
+
+def find_torch() -> Torch | None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or not Path(spec.origin).with_name("include").is_dir():
+        return None
+    try:
+        return Torch(Path(spec.origin).parent, importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _version(torch: Torch | None) -> str:
+    return torch.version if torch else WITHOUT_TORCH
+
+
+def _is_clang(compiler: list[str]) -> bool:
+    return "clang" in _output([*compiler, "--version"])
+
+
+def _include_flags(torch: Torch | None) -> list[str]:
+    """csrc/, pybind11's headers (its own package, else the copy inside torch), Python's, torch's."""
+    found = importlib.util.find_spec("pybind11")
+    folders = [Path(found.origin).parent / "include"] if found and found.origin else []
+    if torch:
+        folders += [torch.folder / "include", torch.folder / "include/torch/csrc/api/include"]
+    if not folders:
+        raise Unavailable("faltan las cabeceras de pybind11 (pip install pybind11)")
+    folders.append(Path(sysconfig.get_path("include")))
+    return [f"-I{CSRC}", *(word for folder in folders for word in ("-isystem", str(folder)))]
+
+
+def units(compiler: list[str], native: bool) -> list[Unit]:
+    """Every file to compile, in the order they are linked; `native` is for a module that stays on this machine.
+
+    The units of the instruction sets come last and the widest at the end: of an inline function that several units
+    hold, the linker keeps the first copy, which any processor must be able to run.
+    """
+    torch = find_torch()
+    every = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+    every += _include_flags(torch)
+    arm = platform.machine() in ("aarch64", "arm64")
+    here = ["-mcpu=native" if arm else "-march=native"] if native else []
+    marks = [f'-DAURA_SOURCE_HASH="{source_hash()}"', f'-DAURA_TORCH_VERSION="{_version(torch)}"']
+    if torch is None:
+        marks.append("-DAURA_WITHOUT_TORCH")
+    found = [Unit(source, f"{Path(source).stem}.o", [*every, *here, *marks]) for source in LOADER_SOURCES]
+    if torch is None:
+        return found
+
+    threads = ["-D_GLIBCXX_USE_CXX11_ABI=1"]
+    if not _is_clang(compiler):
+        # at::parallel_for is a template: its threads are made by the code compiled here, with torch's own libgomp.
+        # clang asks for another run-time library, whose threads know nothing of torch's; without it, one thread.
+        threads.append("-fopenmp")
+    found += [Unit(source, f"{Path(source).stem}.o", [*every, *here, *threads]) for source in OPS_SOURCES]
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    for isa, flags in (X86_ISAS if x86 else {"portable": []}).items():
+        base = ["-march=x86-64"] if x86 else []
+        found.append(Unit(KERNELS_SOURCE, f"kernels-{isa}.o", [*every, *KERNEL_FLAGS, *base, *flags]))
+    return found
 
 
 def link_flags() -> list[str]:
-    return ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-pthread"]
-
-
-def include_dirs() -> list[str]:
-    """csrc/, pybind11's headers (its own package, else the copy inside torch) and Python's."""
-    found = importlib.util.find_spec("pybind11")
-    inside = found or importlib.util.find_spec("torch")
-    if inside is None or inside.origin is None:
-        raise Unavailable("faltan las cabeceras de pybind11 (pip install pybind11)")
-    return [str(CSRC), str(Path(inside.origin).parent / "include"), sysconfig.get_path("include")]
+    """No -fopenmp: GOMP_parallel is to be found in the library that torch brings, not in the system's."""
+    flags = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-pthread"]
+    torch = find_torch()
+    if torch:
+        lib = torch.folder / "lib"
+        flags += [f"-L{lib}", f"-Wl,-rpath,{lib}", "-ltorch_cpu", "-lc10"]
+    return flags
 
 
 def source_hash() -> str:
     """sha256 over the names and contents of everything in csrc/ that a compiler may read."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in CSRC.rglob("*") if p.suffix in (".cpp", ".h", ".cu", ".cuh")):
+    for path in sorted(p for p in CSRC.rglob("*") if p.suffix in (".cpp", ".h", ".inl", ".cu", ".cuh")):
         digest.update(path.relative_to(CSRC).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -83,8 +172,8 @@ def _output(command: list[str]) -> str:
         return ""
 
 
-def _compiler() -> list[str]:
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+def find_compiler() -> list[str]:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     for name in names:
         command = shlex.split(name)
         path = shutil.which(command[0])
@@ -108,22 +197,13 @@ def _instruction_sets() -> str:
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
 
 
-def _torch_version() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
 def build_key(compiler: list[str]) -> str:
     """Name of the folder of a build: another source, flag, tool or processor is another folder."""
     nvcc = shutil.which("nvcc")
     parts = {
-        "sources": source_hash(),
-        "flags": [compile_flags(native=True), link_flags(), include_dirs()],
-        "torch": _torch_version(),
+        "sources, flags and torch": _ninja_file(compiler, native=True),
         "python": [sys.version, sysconfig.get_config_var("SOABI")],
-        "compiler": [compiler, _output([*compiler, "--version"])],
+        "compiler": _output([*compiler, "--version"]),
         "cuda": _output([nvcc, "--version"]) if nvcc else "none",
         "machine": [platform.machine(), _instruction_sets()],
     }
@@ -158,25 +238,27 @@ def _locked(path: Path):
         yield
 
 
-def _ninja_file(compiler: list[str], target: str) -> str:
-    flags = [*compile_flags(native=True), *(f"-I{path}" for path in include_dirs())]
-    flags.append(f'-DAURA_SOURCE_HASH="{source_hash()}"')
-
+def _ninja_file(compiler: list[str], native: bool) -> str:
     def quoted(words: list[str]) -> str:
         return shlex.join(words).replace("$", "$$")
 
     def escaped(path: str) -> str:
         return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
-    objects = [f"{index}-{Path(source).stem}.o" for index, source in enumerate(SOURCES)]
     lines = [
         "rule compile",
-        f"  command = {quoted([*compiler, *flags])} -c $in -o $out",
+        f"  command = {quoted(compiler)} $flags -c $in -o $out",
         "rule link",
-        f"  command = {quoted([*compiler, *link_flags()])} $in -o $out",
-        *(f"build {o}: compile {escaped(str(ROOT / s))}" for o, s in zip(objects, SOURCES, strict=True)),
-        f"build {target}: link {' '.join(objects)}",
+        # Libraries come after the objects that need them: --as-needed, the default of some systems, drops them else.
+        f"  command = {quoted(compiler)} $in {quoted(link_flags())} -o $out",
     ]
+    compiled = units(compiler, native)
+    for unit in reversed(compiled):  # begun in this order: what takes longest first
+        lines += [
+            f"build {unit.object}: compile {escaped(str(ROOT / unit.source))}",
+            f"  flags = {quoted(unit.flags)}",
+        ]
+    lines.append(f"build {OUTPUT}: link {' '.join(unit.object for unit in compiled)}")
     return "\n".join(lines) + "\n"
 
 
@@ -204,22 +286,36 @@ def _run_ninja(ninja: str, folder: Path) -> None:
         raise Unavailable(f"error al compilar: {_first_error(output)}")
 
 
-def _build(compiler: list[str], target: Path) -> None:
+def build(compiler: list[str], target: Path, native: bool) -> None:
     """Build beside `target`, flush, rename: what bears the final name is whole."""
     ninja = _ninja()
     for leftover in target.parent.glob("tmp-*"):
         # A killed builder's compiler may still be writing there: what cannot go now goes with the next build.
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=target.parent, ignore_cleanup_errors=True) as folder:
-        built = Path(folder, target.name)
-        Path(folder, "build.ninja").write_text(_ninja_file(compiler, target.name))
+        built = Path(folder, OUTPUT)
+        Path(folder, "build.ninja").write_text(_ninja_file(compiler, native))
         _run_ninja(ninja, Path(folder))
         with open(built, "rb+") as file:
             os.fsync(file.fileno())
         os.rename(built, target)
 
 
+def _mark(path: Path, mark: bytes) -> str:
+    """What a module says of itself after `mark`, read without running it."""
+    return path.read_bytes().partition(mark)[2].partition(b"\0")[0].decode(errors="replace")
+
+
 def _import_file(path: Path) -> ModuleType:
+    if MODULE in sys.modules:  # a second import would register its operators twice, which ends the process
+        return sys.modules[MODULE]
+    wanted, present = _mark(path, TORCH_MARK), _version(find_torch())
+    if wanted != WITHOUT_TORCH:
+        if wanted != present:
+            raise Unavailable(
+                f"{path} se compiló para torch {wanted}, y el de aquí es {present} (pip install --no-build-isolation .)"
+            )
+        importlib.import_module("torch")  # brings the libraries that the module is linked with
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_file_location(MODULE, str(path), loader=loader)
     module = importlib.util.module_from_spec(spec)
@@ -229,26 +325,36 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _ahead_of_time() -> Path | None:
-    """The module that `pip install` built, unless csrc/ has changed since."""
+    """The module that `pip install` built, unless the sources are at hand and make another one."""
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name("_C" + suffix)
         if path.exists():
-            current = not CSRC.is_dir() or HASH_MARK + source_hash().encode() in path.read_bytes()
-            return path if current else None
+            built_from = _mark(path, HASH_MARK), _mark(path, TORCH_MARK)
+            if not CSRC.is_dir() or built_from == (source_hash(), _version(find_torch())):
+                return path
     return None
+
+
+def _remove_unused_builds(newest: Path) -> None:
+    """Remove what nobody has loaded for long; to load a build is to touch it."""
+    for built in newest.parent.parent.glob("[0-9a-f]" * 20 + "/" + OUTPUT):
+        if time.time() - built.stat().st_mtime > UNUSED_BUILD_S:
+            shutil.rmtree(built.parent, ignore_errors=True)
 
 
 def _just_in_time() -> Path:
     if not CSRC.is_dir():
         raise Unavailable("se instaló sin compilar y sin sus fuentes (reinstala con un compilador de C++)")
-    compiler = _compiler()
-    folder = _build_root() / build_key(compiler)
-    target = folder / "_C.so"
+    compiler = find_compiler()
+    target = _build_root() / build_key(compiler) / OUTPUT
     if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / "lock"):
             if not target.exists():
-                _build(compiler, target)
+                build(compiler, target, native=True)
+                _remove_unused_builds(target)
+    with suppress(OSError):  # another user's, or read only
+        os.utime(target)
     return target
 
 
@@ -260,10 +366,22 @@ def _disabled() -> bool:
     return os.environ.get("AURA_EXTENSION", "").lower() == "off"
 
 
+def _check_isa(module: ModuleType) -> None:
+    try:
+        module.cpu_isa()
+    except ValueError as problem:
+        from aura.errors import UserError
+
+        raise UserError(
+            f"AURA_CPU_ISA={os.environ.get('AURA_CPU_ISA')!r}: este procesador admite {', '.join(module.cpu_isas())}"
+        ) from problem
+
+
 def load() -> ModuleType | None:
     """The extension's module, built now if need be, or None (after one warning, the first time) where it cannot be.
 
-    None is an answer, not a failure: every caller has a version of its own in Python.
+    None is an answer, not a failure: every caller has a version of its own in Python. Where `has_ops` is true of the
+    module, torch.ops.aura holds its operators. Raises UserError if AURA_CPU_ISA names what this processor cannot run.
     """
     global _result
     if _disabled():
@@ -274,7 +392,9 @@ def load() -> ModuleType | None:
                 path = _ahead_of_time()
                 how = "compilada al instalar" if path else "compilada en esta máquina"
                 path = path or _just_in_time()
-                _result = _import_file(path), f"{how}: {path}"
+                module = _import_file(path)
+                missing = "" if has_ops(module) else "; sin núcleos de CPU (pip install --no-build-isolation .)"
+                _result = module, f"{how}: {path}{missing}"
             except (Unavailable, OSError, ImportError) as error:
                 reason = " ".join(str(error).split())
                 _result = None, reason
@@ -282,7 +402,15 @@ def load() -> ModuleType | None:
                     f"Aviso: sin extensión C++, se usa la versión en Python, más lenta. Motivo: {reason}",
                     file=sys.stderr,
                 )
-        return _result[0]
+    module = _result[0]
+    if has_ops(module):
+        _check_isa(module)
+    return module
+
+
+def has_ops(module: ModuleType | None) -> bool:
+    """Whether torch.ops.aura holds the operators: not without extension, nor in one that was built without torch."""
+    return hasattr(module, "cpu_isa")
 
 
 def status() -> str:

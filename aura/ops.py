@@ -1,25 +1,220 @@
 """The operations the models are built on: one entrance each, whatever carries them out.
 
-Reference versions in plain torch. Shapes: B batch, H heads, T positions, D head width, C = H * D.
+    ops.use("auto")                    once, before training: our kernels where they run, else torch's
+    python -m aura.ops                 what is used here, why, and a check of every kernel against float64
+
+Shapes: B batch, H heads, T queries, S keys, D head width, C = H * D, V vocabulary.
 """
 
+import contextlib
+import math
+
+import torch
 import torch.nn.functional as F
 
+from aura import extension
+from aura.errors import UserError
 
-def attention(q, k, v, *, causal=True, dropout=0.0):
-    """softmax(q k^T / sqrt(D)) v (Vaswani et al. 2017, section 3.2.1).
+CHOICES = ("auto", "fused", "sdpa", "reference")
+KERNEL_DEVICES = ("cpu",)
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
-    q: [B, H, T, D]; k, v: [B, H, S, D], same dtype. causal: position t sees 0..t; needs T == S.
-    dropout: probability of dropping an attention weight. Returns [B, H, T, D].
+_choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others
+_fused = None  # the package of our kernels, once loaded
+
+
+def use(choice="auto"):
+    """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
+
+    auto is fused where the extension can be built, else sdpa. Builds and loads the extension if need be. Tensors our
+    kernels do not take (float16, other devices) go to torch's in any case. Raises UserError where fused cannot be had.
     """
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+    global _choice
+    wanted = choice
+    if choice in ("auto", "fused"):
+        reason = _load()
+        if reason and choice == "fused":
+            raise UserError(f"--attention fused: {reason}; use --attention auto o sdpa")
+        wanted = "sdpa" if reason else "fused"
+    _choice = wanted
+
+
+@contextlib.contextmanager
+def using(choice):
+    """use(choice) for the length of a block."""
+    global _choice
+    before = _choice
+    use(choice)
+    try:
+        yield
+    finally:
+        _choice = before
+
+
+def _load():
+    """Load our kernels; returns None, or why there are none."""
+    global _fused
+    if _fused is None:
+        module = extension.load()
+        if not extension.has_ops(module):
+            return extension.status()
+        from aura import fused  # its operators exist only once the extension is loaded
+
+        _fused = fused
+    return None
+
+
+def _takes(x):
+    """Whether our kernels are chosen and take tensors like x."""
+    if _choice is None:
+        use()
+    return _choice == "fused" and x.device.type in KERNEL_DEVICES and x.dtype in KERNEL_DTYPES
+
+
+def _seed(dropout):
+    """A seed for one mask, from torch's generator, so that the same random state gives the same mask."""
+    return torch.randint(-2**63, 2**63 - 1, (1,)) if dropout > 0 else None
+
+
+def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu_seqlens=None):
+    """softmax(scale * q k^T) v for each head (Vaswani et al. 2017, section 3.2.1).
+
+    q: [B, T, H, D]; k, v: [B, S, H, D], same dtype, any strides. causal: position t sees 0..t; needs T == S.
+    scale: 1 / sqrt(D) unless given. dropout: probability of dropping an attention weight.
+    lengths: int [B], how many keys of each batch entry count; a query that sees none gives zeros.
+    cu_seqlens: int [documents + 1], from 0 to B * T: bounds of documents in the flattened [B * T]; tokens see their own
+    document alone. Returns [B, T, H, D].
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if _takes(q):
+        return _fused.attention.attention(q, k, v, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
+    mask = _mask(q, k, causal, lengths, cu_seqlens)
+    plain = _written_out if _choice == "reference" else F.scaled_dot_product_attention
+    if cu_seqlens is not None:  # one long batch entry
+        shape, (q, k, v) = q.shape, (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
+        return plain(*_heads_first(q, k, v), attn_mask=mask, dropout_p=dropout, scale=scale).transpose(1, 2).view(shape)
+    # Without a mask of our own torch may take a faster way.
+    is_causal = causal and lengths is None
+    return plain(*_heads_first(q, k, v), attn_mask=None if is_causal else mask, dropout_p=dropout, is_causal=is_causal,
+                 scale=scale).transpose(1, 2)
+
+
+def attention_packed(qkv, **options):
+    """attention() of one projection [B, T, 3, H, D] with q, k and v side by side, not copied. Returns [B, T, H, D]."""
+    if not _takes(qkv):
+        return attention(*qkv.unbind(2), **options)
+    options = {"causal": True, "scale": None, "dropout": 0.0, "lengths": None, "cu_seqlens": None, **options}
+    options["scale"] = qkv.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
+    return _fused.attention.attention_packed(qkv, seed=_seed(options["dropout"]), **options)
+
+
+def _heads_first(*tensors):
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+def _mask(q, k, causal, lengths, cu_seqlens):
+    """True where a query sees a key, [B or 1, 1, T, S] (T = S = B * T with cu_seqlens), or None where all see all."""
+    rows = q.shape[0] * q.shape[1] if cu_seqlens is not None else q.shape[1]
+    keys = rows if cu_seqlens is not None else k.shape[1]
+    query, key = torch.arange(rows, device=q.device)[:, None], torch.arange(keys, device=q.device)
+    parts = []
+    if causal:
+        parts.append(key <= query)
+    if lengths is not None:
+        parts.append(key < lengths.to(q.device)[:, None, None, None])
+    if cu_seqlens is not None:
+        document = torch.bucketize(key, cu_seqlens.to(q.device)[1:], right=True)
+        parts.append(document[:, None] == document)
+    mask = None
+    for part in parts:
+        mask = part if mask is None else mask & part
+    return mask
+
+
+def _written_out(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+    """F.scaled_dot_product_attention as its formula says. q, k, v: [B, H, T or S, D]; rows that see nothing are 0."""
+    scores = (q @ k.transpose(-1, -2)).float() * scale if q.dtype != torch.float64 else q @ k.transpose(-1, -2) * scale
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+        scores = scores.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)  # softmax of nothing would be NaN
+    weights = scores.softmax(-1)
+    if attn_mask is not None:
+        weights = weights.masked_fill(~attn_mask, 0.0)
+    return F.dropout(weights, dropout_p).to(q.dtype) @ v
 
 
 def layer_norm(x, weight, bias, eps=1e-5):
     """Layer normalisation over the last axis (Ba et al. 2016). x: [..., C]; weight, bias: [C]. Returns [..., C]."""
+    if _takes(x):
+        return _fused.norms.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def describe():
-    """A short Spanish phrase for the log: what carries out attention and norms."""
-    return "atención: scaled_dot_product_attention de torch; normas: layer_norm de torch"
+def rms_norm(x, weight, eps=1e-6):
+    """Root mean square normalisation (Zhang and Sennrich 2019). x: [..., C]; weight: [C]. Returns [..., C]."""
+    if _takes(x):
+        return _fused.norms.rms_norm(x, weight, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
+    """One step of a pre-norm model: the branch x, with dropout, goes into the residual stream, which is normalised.
+
+    x, residual: [..., C]; weight, bias: [C]. Returns (layer_norm(new), new) with new = residual + dropout(x).
+    """
+    if _takes(x):
+        return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout))
+    new = residual + F.dropout(x, dropout)
+    return F.layer_norm(new, weight.shape, weight, bias, eps), new
+
+
+def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
+    """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
+    if _takes(x):
+        return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout))
+    new = residual + F.dropout(x, dropout)
+    return F.rms_norm(new, weight.shape, weight, eps), new
+
+
+def gelu_tanh(x):
+    """GELU in the tanh form of GPT-2 (Hendrycks and Gimpel 2016, section 2). x: any shape."""
+    return _fused.activation.gelu_tanh(x) if _takes(x) else F.gelu(x, approximate="tanh")
+
+
+def swiglu(x):
+    """silu(gate) * up (Shazeer 2020). x: [..., 2 F], gate first. Returns [..., F]."""
+    if _takes(x):
+        return _fused.activation.swiglu(x)
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
+    """Summed cross-entropy in nats of the targets under the logits hidden @ weight.T, which never exist as a whole.
+
+    hidden: [N, C]; weight: [V, C]; targets: int64 [N], each in [0, V) or ignore_index. Returns a scalar.
+    """
+    if _takes(hidden):
+        return _fused.loss.linear_cross_entropy(hidden, weight, targets, ignore_index)
+    logits = F.linear(hidden, weight)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+
+
+def describe(device):
+    """A short Spanish phrase for the log: what carries out attention, norms and loss on this device."""
+    if _choice is None:
+        use()
+    if _choice == "fused" and device.type in KERNEL_DEVICES:
+        return f"atención, normas y pérdida: núcleos propios ({extension.load().cpu_isa()})"
+    names = {"reference": "la fórmula en torch", "sdpa": "scaled_dot_product_attention de torch"}
+    why = f" (sin núcleos propios en {device.type})" if _choice == "fused" else ""
+    return f"atención: {names.get(_choice, names['sdpa'])}{why}; normas y pérdida: torch"
+
+
+if __name__ == "__main__":
+    from aura import cli, selfcheck
+
+    cli.run(selfcheck.main)

@@ -238,7 +238,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn):
             eval_interval=args.eval_interval or min(loader.steps_per_epoch, 500),
             checkpoint_freq=args.checkpoint_freq, nan_policy=args.nan_policy, seed=args.seed)
         dist.print(f"Modelo: {config.parameters() / 1e6:.2f} M parámetros; precisión {precision.name}; "
-                   f"{ops.describe()}.")
+                   f"{ops.describe(dist.device)}.")
         if progress.step >= steps:
             dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} de {steps}. Para seguir, aumente "
                        "--epochs o --max-steps; para empezar de cero, --resume none.")

@@ -43,7 +43,7 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
             if cache is None or cache.length + len(pending) > context:
                 cache = KVCache(model.config, 1, weight.device, weight.dtype)
                 pending = tokens[-context:] if len(tokens) < context else tokens[-max(1, context // 2):]
-            logits = model(torch.tensor([pending], device=weight.device), cache)[0, -1]
+            logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1]
             token = choose(logits, generator, **choice)
             if token == eos_id:
                 break

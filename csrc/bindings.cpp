@@ -11,8 +11,12 @@
 
 #include "token_loader.h"
 
-#ifndef AURA_SOURCE_HASH
-#define AURA_SOURCE_HASH ""
+#ifndef AURA_WITHOUT_TORCH
+#include "cpu/kernels.h"
+
+namespace aura {
+std::vector<std::string> cpu_isas();  // ops.cpp: the instruction sets this processor has kernels for, best first
+}
 #endif
 
 namespace py = pybind11;
@@ -22,9 +26,11 @@ using aura::WindowReader;
 
 namespace {
 
-// Found by searching the file, so that a stale build is recognised before any of its code runs.
+// Found by searching the file, so that a module from other sources or for another torch is recognised before any of
+// its code runs.
 constexpr char kMark[] = "aura-source-hash:";
 __attribute__((used)) const char kSourceHash[] = "aura-source-hash:" AURA_SOURCE_HASH;
+__attribute__((used)) const char kTorchVersion[] = "aura-torch-version:" AURA_TORCH_VERSION;
 
 // How long a wait may keep Ctrl+C unanswered.
 constexpr int kSignalCheckMs = 100;
@@ -76,6 +82,10 @@ py::object wait(WindowReader& reader, size_t slot) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ side of aura: see aura/tokens.py for its meaning and its numpy equivalent.";
   m.attr("source_hash") = std::string(kSourceHash + sizeof(kMark) - 1);
+#ifndef AURA_WITHOUT_TORCH
+  m.def("cpu_isa", [] { return aura::kernels().name; });
+  m.def("cpu_isas", &aura::cpu_isas);
+#endif
 
   py::register_exception_translator([](std::exception_ptr error) {
     try {

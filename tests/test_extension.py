@@ -5,6 +5,8 @@ builds with the real one.
 """
 
 import os
+import platform
+import re
 import signal
 import stat
 import subprocess
@@ -78,15 +80,15 @@ needs_jit = pytest.mark.skipif(extension._ahead_of_time() is not None, reason="b
 
 
 @needs_jit
-def test_race_of_three_builds_once(workshop):
+def test_race_of_four_builds_once(workshop):
     environment, log, _ = workshop
-    processes = [start(environment) for _ in range(3)]
+    processes = [start(environment) for _ in range(4)]
     for process in processes:
         out, err = finish(process)
         assert out.startswith("True\n"), err
         assert err == ""
     assert log.read_text().split().count("link") == 1
-    assert log.read_text().split().count("compile") == len(extension.SOURCES)
+    assert log.read_text().split().count("compile") == len(extension.units(["c++"], native=True))
 
 
 @needs_jit
@@ -162,27 +164,169 @@ def test_module_carries_the_hash_of_its_sources():
     assert extension.load() is module
 
 
-def test_key_changes_with_sources_and_flags(tmp_path, monkeypatch):
-    compiler = [sys.executable]
-    keys = {extension.build_key(compiler)}
-    monkeypatch.setattr(extension, "CSRC", tmp_path)
-    keys.add(extension.build_key(compiler))
-    (tmp_path / "a.h").write_text("int a;")
-    keys.add(extension.build_key(compiler))
-    (tmp_path / "a.h").write_text("int b;")
-    keys.add(extension.build_key(compiler))
-    monkeypatch.setattr(extension, "compile_flags", lambda native: ["-O0"])
-    keys.add(extension.build_key(compiler))
-    assert len(keys) == 5
+def test_key_changes_with_sources_flags_torch_and_compiler(tmp_path, monkeypatch):
+    compiler = tmp_path / "cxx"
+    compiler.write_text("#!/bin/sh\necho 1.0\n")
+    compiler.chmod(0o755)
+    keys = []
+
+    def key_is_new():
+        keys.append(extension.build_key([str(compiler)]))
+        return keys[-1] not in keys[:-1]
+
+    assert key_is_new()
+    assert not key_is_new()
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    monkeypatch.setattr(extension, "CSRC", sources)
+    assert key_is_new()
+    for name in ("a.h", "a.inl", "a.cpp"):
+        (sources / name).write_text("int a;")
+        assert key_is_new()
+        (sources / name).write_text("int b;")
+        assert key_is_new()
+    monkeypatch.setattr(extension, "KERNEL_FLAGS", ["-O0"])
+    assert key_is_new()
+    monkeypatch.setattr(extension, "_instruction_sets", lambda: "flags: another processor")
+    assert key_is_new()
+    compiler.write_text("#!/bin/sh\necho 2.0\n")
+    assert key_is_new()
+    torch = extension.find_torch()
+    monkeypatch.setattr(extension, "find_torch", lambda: torch._replace(version="2.99.0"))
+    assert key_is_new()
+    monkeypatch.setattr(extension, "find_torch", lambda: None)
+    assert key_is_new()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_kernels_are_compiled_once_for_each_instruction_set(native):
+    """A set forced with AURA_CPU_ISA must be genuine: its unit gets no other instructions, wherever it is compiled."""
+    units = extension.units(["g++"], native)
+    kernels = {unit.object: unit.flags for unit in units if unit.source == extension.KERNELS_SOURCE}
+    rest = [unit for unit in units if unit.source != extension.KERNELS_SOURCE]
+    assert len({unit.object for unit in units}) == len(units)
+    assert all(any("native" in flag for flag in unit.flags) == native for unit in rest)
+    assert all("-fopenmp" in unit.flags for unit in rest if unit.source in extension.OPS_SOURCES)
+    for flags in kernels.values():
+        assert not any("native" in flag or flag == "-ffast-math" for flag in flags)
+        assert {"-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast"} <= set(flags)
+    if platform.machine() != "x86_64":
+        assert list(kernels) == ["kernels-portable.o"]
+        return
+    # In link order: of an inline function that several hold, the first copy is kept, so it must run anywhere.
+    assert [unit.object for unit in units[-3:]] == ["kernels-portable.o", "kernels-avx2.o", "kernels-avx512.o"]
+    machine = {name: [flag for flag in flags if flag.startswith("-m")] for name, flags in kernels.items()}
+    assert machine == {
+        "kernels-portable.o": ["-march=x86-64"],
+        "kernels-avx2.o": ["-march=x86-64", "-mavx2", "-mfma"],
+        "kernels-avx512.o": "-march=x86-64 -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl"
+        " -mprefer-vector-width=512".split(),
+    }
+
+
+def test_without_torch_the_loader_alone_is_built(monkeypatch):
+    monkeypatch.setattr(extension, "find_torch", lambda: None)
+    units = extension.units(["g++"], native=False)
+    assert [unit.source for unit in units] == list(extension.LOADER_SOURCES)
+    assert all({"-DAURA_WITHOUT_TORCH", '-DAURA_TORCH_VERSION="none"'} <= set(unit.flags) for unit in units)
+    assert not any("torch" in flag for flag in extension.link_flags())
 
 
 def test_stale_module_built_at_installation_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(extension, "__file__", str(tmp_path / "extension.py"))
     built = tmp_path / ("_C" + extension.importlib.machinery.EXTENSION_SUFFIXES[0])
-    built.write_bytes(b"..." + extension.HASH_MARK + b"0" * 64)
-    assert extension._ahead_of_time() is None
-    built.write_bytes(b"..." + extension.HASH_MARK + extension.source_hash().encode())
+
+    def write(source_hash, torch_version):
+        torch_mark = extension.TORCH_MARK + torch_version.encode()
+        built.write_bytes(b"...".join([b"", extension.HASH_MARK + source_hash.encode() + b"\0", torch_mark + b"\0"]))
+
+    current, torch_version = extension.source_hash(), extension.find_torch().version
+    for source_hash, version in (("0" * 64, torch_version), (current, "2.0.0"), (current, extension.WITHOUT_TORCH)):
+        write(source_hash, version)
+        assert extension._ahead_of_time() is None
+    write(current, torch_version)
     assert extension._ahead_of_time() == built
-    built.write_bytes(b"...")
+    write("0" * 64, extension.WITHOUT_TORCH)
     monkeypatch.setattr(extension, "CSRC", tmp_path / "absent")
     assert extension._ahead_of_time() == built
+
+
+def test_module_of_another_torch_is_refused_with_the_reason(tmp_path):
+    """Where there are no sources to build another one from, as in site-packages."""
+    code = f"""
+from pathlib import Path
+from aura import extension as e
+folder = Path({str(tmp_path)!r})
+built = folder / ("_C" + e.importlib.machinery.EXTENSION_SUFFIXES[0])
+built.write_bytes(e.HASH_MARK + b"0\\0" + e.TORCH_MARK + b"2.0.0\\0")
+e.__file__, e.CSRC = str(folder / "extension.py"), folder / "absent"
+""" + LOAD.partition("; ")[2]
+    out, err = finish(start({**os.environ, "AURA_EXTENSION": ""}, code))
+    assert out.startswith("False\n")
+    assert "se compiló para torch 2.0.0, y el de aquí es " in err and "--no-build-isolation" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_installation_builds_if_there_is_a_compiler(tmp_path, workshop):
+    environment, log, _ = workshop
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib")]
+
+    def built(**change):
+        subprocess.run(command, cwd=extension.ROOT, env={**environment, **change}, check=True, timeout=60)
+        return [path.name for path in (tmp_path / "lib").rglob("*") if path.is_file()]
+
+    assert built() == ["_C" + extension.importlib.machinery.EXTENSION_SUFFIXES[0]]
+    assert log.read_text().split().count("compile") == len(extension.units(["c++"], native=False))
+    assert built(CXX="/nonexistent") == []  # not even the one built before
+
+
+def test_builds_nobody_loads_are_removed(tmp_path):
+    newest, recent, old, foreign = (tmp_path / name for name in ("0" * 20, "1" * 20, "2" * 20, "aura"))
+    for folder in (newest, recent, old, foreign):
+        folder.mkdir()
+        (folder / extension.OUTPUT).touch()
+    long_ago = time.time() - extension.UNUSED_BUILD_S - 60
+    for folder in (old, foreign):
+        os.utime(folder / extension.OUTPUT, (long_ago, long_ago))
+    extension._remove_unused_builds(newest / extension.OUTPUT)
+    assert sorted(tmp_path.iterdir()) == [newest, recent, foreign]
+
+
+def module_with_ops():
+    module = extension.load()
+    if not extension.has_ops(module):
+        pytest.skip(extension.status())
+    return module
+
+
+def test_instruction_set_is_the_best_or_the_one_asked_for():
+    module = module_with_ops()
+    assert module.cpu_isas()[-1] == "portable"
+    assert set(module.cpu_isas()) <= set(extension.X86_ISAS)
+    for wanted, used in (("", module.cpu_isas()[0]), *((isa, isa) for isa in module.cpu_isas())):
+        out, err = finish(start({**os.environ, "AURA_CPU_ISA": wanted}, LOAD + "; print(m.cpu_isa())"))
+        assert out.splitlines()[-1] == used, err
+
+
+def test_instruction_set_it_has_not_is_a_user_error():
+    module_with_ops()
+    code = LOAD.partition("; ")[0] + """
+from aura.errors import UserError
+for _ in range(2):
+    try: e.load()
+    except UserError as error: print(error)
+"""
+    out, err = finish(start({**os.environ, "AURA_CPU_ISA": "avx3"}, code))
+    assert re.fullmatch(r"(AURA_CPU_ISA='avx3': este procesador admite .*portable\n){2}", out), err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_threads_are_those_of_torch():
+    """Two OpenMP libraries would keep two pools of threads on the same cores."""
+    module_with_ops()
+    code = "import re, torch; " + LOAD + """
+torch.ops.aura.gelu_tanh(torch.zeros(1 << 20))
+print(*{line.split()[-1] for line in open('/proc/self/maps') if re.search('lib[gi]?omp', line)})
+"""
+    out, err = finish(start(dict(os.environ), code))
+    assert len(out.splitlines()[-1].split()) == 1, out + err

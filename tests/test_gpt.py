@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aura import sampling
+from aura import ops, sampling
 from aura.errors import UserError
 from aura.models import gpt
 
@@ -31,12 +32,13 @@ def test_flops_equal_the_counter_of_torch():
     model = gpt.GPT(TINY).init_weights(0)
     tokens = torch.zeros(3, TINY.seq_len, dtype=torch.long)
     counter = FlopCounterMode(display=False)
-    with sdpa_kernel(SDPBackend.MATH), counter:
+    with ops.using("sdpa"), sdpa_kernel(SDPBackend.MATH), counter:  # it knows torch's operators alone
         model(tokens).sum().backward()
     assert counter.get_total_flops() == TINY.flops_per_token() * tokens.numel()
 
 
-def test_logits_equal_transformers():
+@pytest.mark.parametrize("implementation", ["auto", "sdpa", "reference"])
+def test_logits_equal_transformers(implementation):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=101, n_positions=16, n_embd=32, n_layer=2, n_head=4)
     theirs = transformers.GPT2LMHeadModel(config).eval()
@@ -50,8 +52,22 @@ def test_logits_equal_transformers():
     ours = gpt.GPT(TINY).eval()
     ours.load_state_dict(weights)
     tokens = torch.randint(101, (2, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
+    with torch.no_grad(), ops.using(implementation):
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "sdpa", "reference"])
+def test_the_loss_with_targets_is_the_cross_entropy_of_the_logits(implementation):
+    model = gpt.GPT(TINY).init_weights(1)
+    tokens = torch.randint(101, (3, 17), generator=torch.Generator().manual_seed(0))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    expected = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    with ops.using(implementation):
+        loss = model(inputs, targets)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_initial_weights_follow_the_seed_and_the_paper():
@@ -69,7 +85,7 @@ def test_cached_logits_equal_uncached():
     with torch.no_grad():
         whole = model(tokens)
         cache = gpt.KVCache(TINY, 1, "cpu", torch.float32)
-        parts = [model(tokens[:, :5], cache)] + [model(tokens[:, i:i + 1], cache) for i in range(5, 12)]
+        parts = [model(tokens[:, :5], cache=cache)] + [model(tokens[:, i:i + 1], cache=cache) for i in range(5, 12)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 
 

@@ -259,3 +259,23 @@ def test_a_full_disk_ends_clearly_and_keeps_the_last_checkpoint(book, tmp_path):
         assert left and all(name.startswith("ckpt-") for name in left) and left[-1] in output
     finally:
         os.system(f"umount {disk}")
+
+
+def test_our_kernels_and_the_formula_train_alike_and_the_log_says_which(book, tmp_path):
+    curves = {}
+    for choice, told in (("fused", "núcleos propios"), ("sdpa", "scaled_dot_product"), ("reference", "la fórmula")):
+        folder = tmp_path / choice
+        folder.mkdir()
+        code, output = train(folder, "--dataset-name", book, "--max-steps", 30, "--attention", choice)
+        assert code == 0 and told in output, output
+        curves[choice] = [loss for _, loss in losses(folder)]
+    for choice in ("fused", "sdpa"):
+        assert curves[choice] == pytest.approx(curves["reference"], abs=1e-4)
+
+
+def test_fused_without_an_extension_is_refused_and_auto_goes_on(book, tmp_path):
+    command = ["--dataset-name", book, "--max-steps", 2]
+    code, output = train(tmp_path, *command, "--attention", "fused", AURA_EXTENSION="off")
+    assert code == 2 and "--attention fused" in output and output.strip().count("error:") == 1, output
+    code, output = train(tmp_path, *command, AURA_EXTENSION="off")
+    assert code == 0 and "scaled_dot_product_attention de torch" in output, output

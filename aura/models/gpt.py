@@ -64,6 +64,10 @@ class LayerNorm(nn.Module):
     def forward(self, x):
         return ops.layer_norm(x, self.weight, self.bias)
 
+    def add(self, branch, x, dropout):
+        """(norm(new), new) with new = x + dropout(branch)."""
+        return ops.add_layer_norm(branch, x, self.weight, self.bias, dropout=dropout)
+
 
 class Attention(nn.Module):
     """Causal self-attention with one packed projection for q, k and v."""
@@ -77,11 +81,12 @@ class Attention(nn.Module):
     def forward(self, x, cache, layer):
         batch, length, width = x.shape
         qkv = self.c_attn(x).view(batch, length, 3, self.n_head, width // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, D]
-        if cache is not None:
-            k, v = cache.extend(layer, k, v)
-        y = ops.attention(q, k, v, causal=length > 1, dropout=self.dropout if self.training else 0.0)
-        return self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
+        if cache is None:
+            y = ops.attention_packed(qkv, dropout=self.dropout if self.training else 0.0)
+        else:
+            q, k, v = qkv.unbind(2)
+            y = ops.attention(q, *cache.extend(layer, k, v), causal=length > 1)
+        return self.c_proj(y.reshape(batch, length, width))
 
 
 class MLP(nn.Module):
@@ -93,49 +98,57 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
 
     def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(ops.gelu_tanh(self.c_fc(x)))
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Each addition is fused with the norm that follows it, so a block takes the residual stream x with its norm, and adds
+    its last branch through the norm of the block that comes after.
+    """
 
     def __init__(self, config):
         super().__init__()
+        self.dropout = config.dropout
         self.ln_1 = LayerNorm(config.n_embd)
         self.attn = Attention(config)
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
-        self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x, cache=None, layer=0):
-        x = x + self.drop(self.attn(self.ln_1(x), cache, layer))
-        return x + self.drop(self.mlp(self.ln_2(x)))
+    def forward(self, normed, x, next_norm, cache=None, layer=0):
+        dropout = self.dropout if self.training else 0.0
+        normed, x = self.ln_2.add(self.attn(normed, cache, layer), x, dropout)
+        return next_norm.add(self.mlp(normed), x, dropout)
 
 
 class KVCache:
     """Keys and values of the positions seen so far. Memory: 2 * n_layer * batch * seq_len * n_embd values."""
 
     def __init__(self, config, batch, device, dtype):
-        shape = (config.n_layer, batch, config.n_head, config.seq_len, config.n_embd // config.n_head)
+        shape = (config.n_layer, batch, config.seq_len, config.n_head, config.n_embd // config.n_head)
         self.keys = torch.empty(shape, device=device, dtype=dtype)
         self.values = torch.empty(shape, device=device, dtype=dtype)
         self.length = 0
 
     def extend(self, layer, k, v):
-        """Append k, v [B, H, T, D] of one layer; returns all so far. `length` moves on after the last layer.
+        """Append k, v [B, T, H, D] of one layer; returns all so far. `length` moves on after the last layer.
 
         T > 1 is for an empty cache only: a later chunk would need a mask that is not square.
         """
-        end = self.length + k.shape[2]
-        self.keys[layer, :, :, self.length:end] = k
-        self.values[layer, :, :, self.length:end] = v
+        end = self.length + k.shape[1]
+        self.keys[layer, :, self.length:end] = k
+        self.values[layer, :, self.length:end] = v
         if layer == len(self.keys) - 1:
             self.length = end
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        return self.keys[layer, :, :end], self.values[layer, :, :end]
 
 
 class GPT(nn.Module):
-    """GPT-2. Call with tokens [B, T] (integers, T <= seq_len); returns logits [B, T, vocab_size]."""
+    """GPT-2. Call with tokens [B, T] (integers, T <= seq_len); returns logits [B, T, vocab_size].
+
+    With targets [B, T] too it returns their summed cross-entropy in nats instead; the logits never exist as a whole.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -160,10 +173,14 @@ class GPT(nn.Module):
                 parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
         return self
 
-    def forward(self, tokens, cache=None):
+    def forward(self, tokens, targets=None, cache=None):
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))
-        for layer, block in enumerate(self.h):
-            x = block(x, cache, layer)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        normed = self.h[0].ln_1(x)
+        next_norms = [*(block.ln_1 for block in self.h[1:]), self.ln_f]
+        for layer, (block, next_norm) in enumerate(zip(self.h, next_norms, strict=True)):
+            normed, x = block(normed, x, next_norm, cache, layer)
+        if targets is None:
+            return F.linear(normed, self.wte.weight)
+        return ops.linear_cross_entropy(normed.flatten(0, 1), self.wte.weight, targets.flatten())

@@ -1,0 +1,57 @@
+"""GELU and SwiGLU: what torch.compile and autograd need to know of csrc/ops_activation.cpp.
+
+F half the last dimension of a packed projection.
+"""
+
+import torch
+from torch.library import register_autograd, register_fake
+
+_ops = torch.ops.aura
+
+
+def gelu_tanh(x):
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's GELU (Hendrycks and Gimpel 2016, section 2).
+
+    x: float32, bfloat16 or float64 of any shape. Returns the same shape and dtype.
+    """
+    return _ops.gelu_tanh(x)
+
+
+def swiglu(x):
+    """SiLU(gate) * up (Shazeer 2020, equation 6, without the projections).
+
+    x: [..., 2F], gate in the first F of a row and up in the rest; float32, bfloat16 or float64. Returns [..., F].
+    """
+    return _ops.swiglu(x)
+
+
+@register_fake("aura::gelu_tanh")
+def _gelu_tanh_fake(x):
+    return x.new_empty(x.shape)
+
+
+@register_fake("aura::gelu_tanh_backward")
+@register_fake("aura::swiglu_backward")
+def _backward_fake(dy, x):
+    return x.new_empty(x.shape)
+
+
+@register_fake("aura::swiglu")
+def _swiglu_fake(x):
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gelu_tanh_backward(ctx, dy):
+    return _ops.gelu_tanh_backward(dy, *ctx.saved_tensors)
+
+
+def _swiglu_backward(ctx, dy):
+    return _ops.swiglu_backward(dy, *ctx.saved_tensors)
+
+
+register_autograd("aura::gelu_tanh", _gelu_tanh_backward, setup_context=_save)
+register_autograd("aura::swiglu", _swiglu_backward, setup_context=_save)

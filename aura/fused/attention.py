@@ -1,0 +1,81 @@
+"""Attention that never holds the matrix of scores: what torch.compile and autograd need to know of ops_attention.cpp.
+
+Shapes: B batch, H heads, T queries, S keys, D head width from 1 to 256; any strides as long as D is contiguous, else a
+copy is made. Dtypes: float32, bfloat16 (computed in float32), float64, the same for q, k and v; anything else is a
+RuntimeError, as are shapes that disagree. Under autocast on the CPU float32 becomes bfloat16.
+"""
+
+import torch
+
+_ops = torch.ops.aura
+
+
+def attention(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):
+    """softmax(scale * q k^T) v for each head (Vaswani et al. 2017, section 3.2.1; computed as Dao et al. 2022 do).
+
+    q: [B, T, H, D]; k, v: [B, S, H, D]. causal: position t sees 0..t; needs T == S.
+    dropout: probability of dropping a weight, in steps of 1/65536; it needs seed: int64, one element, on the CPU.
+    The mask is a function of the seed and of the weight's place alone: philox.h under the counter (row of the query in
+    the flattened [B, T], key // 8 counted from the start of its sequence, head, 0).
+    lengths: int [B], how many keys of each batch entry count; a query that sees none gives zeros.
+    cu_seqlens: int [documents + 1], bounds of documents in the flattened [B * T]; tokens see their own document alone.
+    Returns [B, T, H, D], contiguous.
+    """
+    return _ops.attention(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens)[0]
+
+
+def attention_packed(qkv, causal, scale, dropout, seed, lengths, cu_seqlens):
+    """The same for q, k and v in one projection [B, T, 3, H, D], whose gradient is one tensor too."""
+    return _ops.attention_packed(qkv, causal, scale, dropout, seed, lengths, cu_seqlens)[0]
+
+
+def _fake_outputs(q):
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=statistics)
+
+
+@torch.library.register_fake("aura::attention")
+def _(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):
+    return _fake_outputs(q)
+
+
+@torch.library.register_fake("aura::attention_packed")
+def _(qkv, causal, scale, dropout, seed, lengths, cu_seqlens):
+    return _fake_outputs(qkv.select(2, 0))
+
+
+@torch.library.register_fake("aura::attention_backward")
+def _(dout, q, k, v, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
+    return tuple(t.new_empty(t.shape) for t in (q, k, v))
+
+
+@torch.library.register_fake("aura::attention_packed_backward")
+def _(dout, qkv, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
+    return qkv.new_empty(qkv.shape)
+
+
+def _setup(tensors):
+    """A setup_context for the op whose first `tensors` arguments are what to differentiate by."""
+
+    def setup(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.causal, ctx.scale, ctx.dropout, *integers = inputs[tensors:]
+        ctx.save_for_backward(*inputs[:tensors], *output, *integers)
+
+    return setup
+
+
+def _backward(op):
+    def backward(ctx, dout, _):
+        *tensors, seed, lengths, cu_seqlens = ctx.saved_tensors
+        gradients = op(dout, *tensors, ctx.causal, ctx.scale, ctx.dropout, seed, lengths, cu_seqlens)
+        gradients = (gradients,) if isinstance(gradients, torch.Tensor) else gradients
+        return (*gradients, None, None, None, None, None, None)
+
+    return backward
+
+
+for _name, _tensors in (("attention", 3), ("attention_packed", 1)):
+    torch.library.register_autograd(f"aura::{_name}", _backward(getattr(_ops, f"{_name}_backward")),
+                                    setup_context=_setup(_tensors))
+    torch.library.register_autocast(f"aura::{_name}", "cpu", torch.bfloat16)

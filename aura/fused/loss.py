@@ -1,0 +1,128 @@
+"""The last projection and its cross-entropy together, in chunks of rows, so that the logits never exist as a whole.
+
+N rows (tokens), C width, V classes (vocabulary).
+"""
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
+DTYPES = {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
+          (torch.bfloat16, torch.float32)}  # of hidden and weight
+WEIGHT_ROWS = 2048  # of the weight's gradient in bfloat16 at one time, before it is added up in float32
+
+
+def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
+    """Summed cross-entropy, in nats, of softmax(hidden @ weight.T) against targets.
+
+    hidden: [N, C], float32, bfloat16 or float64. weight: [V, C], of the same dtype, or float32 where hidden is bfloat16.
+    targets: int64 [N], each in [0, V), or ignore_index for a row that does not count; IndexError for any other. Products
+    are in the dtype of hidden, or in bfloat16 under autocast to it; the logits, of that dtype, are taken to float32 for
+    the softmax, and the weight's gradient is added up in float32. Returns a scalar, float32 (float64 for float64).
+
+    Gradients are computed with the loss, while a chunk's logits exist, and kept until backward. There are no second
+    derivatives.
+    """
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    if autocast == torch.bfloat16 and hidden.dtype == torch.float32:
+        hidden = hidden.to(torch.bfloat16)
+    recorded = torch.is_grad_enabled()
+    return _linear_cross_entropy(hidden, weight, targets, ignore_index, recorded and hidden.requires_grad,
+                                 recorded and weight.requires_grad)[0]
+
+
+def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, hidden_gradient: bool,
+               weight_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, its gradient by hidden, by weight); a gradient not asked for is empty."""
+    _check(hidden, weight, targets)
+    rows, classes = len(hidden), len(weight)
+    loss, dhidden, dweight = _empty_results(hidden, weight, hidden_gradient, weight_gradient)
+    total = torch.zeros((), dtype=torch.float64)
+    matrix = weight.to(hidden.dtype)
+    sums = dweight if dweight.dtype != torch.bfloat16 else torch.empty_like(dweight, dtype=torch.float32)
+    chunks = -(-rows * classes * hidden.element_size() // CHUNK_BYTES)
+    chunk = -(-rows // max(chunks, 1))
+    buffer = hidden.new_empty(chunk, classes)
+    # Only products with out= or in place: autocast leaves those alone.
+    for first in range(0, rows, chunk or 1):
+        part = hidden[first:first + chunk]
+        logits = torch.mm(part, matrix.t(), out=buffer[:len(part)])
+        total += torch.ops.aura.cross_entropy_chunk_(logits, targets[first:first + chunk], ignore_index,
+                                                     hidden_gradient or weight_gradient).sum()
+        if hidden_gradient:
+            torch.mm(logits, matrix, out=dhidden[first:first + chunk])
+        if weight_gradient:
+            _add_product(sums, logits.t(), part, fresh=first == 0)
+    if weight_gradient and rows == 0:
+        sums.zero_()
+    if sums is not dweight:
+        dweight.copy_(sums)
+    return loss.copy_(total), dhidden, dweight
+
+
+def _add_product(sums, a, b, fresh):
+    """sums += a @ b, or = where it is fresh. The product of bfloat16 comes rounded: it is made in parts that stay in
+    the cache and added to the float32 of sums."""
+    if sums.dtype == a.dtype:
+        sums.addmm_(a, b, beta=0 if fresh else 1)
+        return
+    part = torch.empty(min(WEIGHT_ROWS, len(sums)), sums.shape[1], dtype=a.dtype)
+    for to, rows in zip(sums.split(WEIGHT_ROWS), a.split(WEIGHT_ROWS), strict=True):
+        product = torch.mm(rows, b, out=part[:len(rows)])
+        if fresh:
+            to.copy_(product)
+        else:
+            to += product
+
+
+def _check(hidden, weight, targets):
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"hidden must be [N, C] and weight [V, C], are {list(hidden.shape)} and {list(weight.shape)}")
+    if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
+        raise ValueError(f"targets must be int64 [{len(hidden)}], is {targets.dtype} {list(targets.shape)}")
+    if (hidden.dtype, weight.dtype) not in DTYPES:
+        raise ValueError(f"no products of {hidden.dtype} with {weight.dtype}")
+
+
+def _empty_results(hidden, weight, hidden_gradient, weight_gradient):
+    loss = hidden.new_empty((), dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+    return (loss, hidden.new_empty(hidden.shape if hidden_gradient else 0),
+            weight.new_empty(weight.shape if weight_gradient else 0))
+
+
+_linear_cross_entropy = torch.library.custom_op("aura::linear_cross_entropy", _in_chunks, mutates_args=(),
+                                                device_types="cpu")
+
+
+@_linear_cross_entropy.register_fake
+def _(hidden, weight, targets, ignore_index, hidden_gradient, weight_gradient):
+    return _empty_results(hidden, weight, hidden_gradient, weight_gradient)
+
+
+def _save(ctx, inputs, output):
+    hidden, weight, targets, *ctx.options = inputs
+    ctx.save_for_backward(hidden, weight, targets)
+    ctx.gradients = output[1:]
+    ctx.mark_non_differentiable(*ctx.gradients)
+    ctx.set_materialize_grads(False)  # no zeros of the size of dweight for _backward to ignore
+
+
+def _backward(ctx, gradient, *_):
+    if torch.is_grad_enabled():  # create_graph: the gradients would pass for constants
+        raise RuntimeError("linear_cross_entropy has no second derivatives")
+    if gradient is None:
+        return (None,) * 6
+    # Scaled in place and given away: they are large, and autograd makes the weight's its .grad. Where backward comes a
+    # second time (retain_graph), they are computed again.
+    found, ctx.gradients = ctx.gradients, None
+    if found is None:
+        found = _linear_cross_entropy(*ctx.saved_tensors, *ctx.options)[1:]
+    return *(g.mul_(gradient) if needed else None for g, needed in zip(found, ctx.options[1:], strict=True)), *[None] * 4
+
+
+_linear_cross_entropy.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.register_fake("aura::cross_entropy_chunk_")
+def _(logits, targets, ignore_index, gradient):
+    return logits.new_empty(logits.shape[:1], dtype=torch.float64)

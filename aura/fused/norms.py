@@ -1,0 +1,170 @@
+"""Layer and RMS normalisation in one pass over memory, alone or after a residual addition with dropout.
+
+Layer normalisation: Ba et al. 2016, "Layer normalization", equation 4. RMS normalisation: Zhang and Sennrich 2019, "Root
+mean square layer normalization", equation 4.
+
+Shapes: x, residual [..., C], C >= 1, any strides; weight, bias [C]. Dtypes: all float32, all bfloat16 or all float64; x
+bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them. Anything
+else is a RuntimeError. y has the dtype of the residual, or of x where there is none. Autocast changes nothing: dtypes are
+taken as they come, and mean and variance are float32 (float64 for float64) in every case.
+
+dropout is the probability of dropping an element of x; kept ones are scaled by 1 / (1 - dropout), where dropout counts in
+steps of 1/65536. The mask is a function of `seed` (int64, one element, on the CPU; needed when dropout > 0) and of the
+element's row and column alone: philox.h under the counter (row, column // 8, 0, 1).
+"""
+
+import math
+
+import torch
+
+_ops = torch.ops.aura
+
+
+def layer_norm(x, weight, bias=None, eps=1e-5):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis. Returns [..., C]."""
+    return _ops.layer_norm(x, weight, bias, eps)[0]
+
+
+def rms_norm(x, weight, eps=1e-6):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis. Returns [..., C]."""
+    return _ops.rms_norm(x, weight, eps)[0]
+
+
+def add_layer_norm(x, residual, weight, bias=None, eps=1e-5, dropout=0.0, seed=None):
+    """new_residual = residual + dropout(x); y = layer_norm(new_residual). Returns (y, new_residual), each [..., C]."""
+    return _ops.add_layer_norm(x, residual, weight, bias, eps, dropout, seed)[:2]
+
+
+def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, seed=None):
+    """new_residual = residual + dropout(x); y = rms_norm(new_residual). Returns (y, new_residual), each [..., C]."""
+    return _ops.add_rms_norm(x, residual, weight, eps, dropout, seed)[:2]
+
+
+def _statistic(x):
+    """Like mean or rstd of x: [rows]."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty(math.prod(x.shape[:-1]), dtype=dtype)
+
+
+def _like(x, dtype=None):
+    """Contiguous, whatever the strides of x."""
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+@torch.library.register_fake("aura::layer_norm")
+def _(x, weight, bias, eps):
+    return _like(x), _statistic(x), _statistic(x)
+
+
+@torch.library.register_fake("aura::rms_norm")
+def _(x, weight, eps):
+    return _like(x), _statistic(x)
+
+
+@torch.library.register_fake("aura::add_layer_norm")
+def _(x, residual, weight, bias, eps, dropout, seed):
+    return _like(residual), _like(residual), _statistic(x), _statistic(x)
+
+
+@torch.library.register_fake("aura::add_rms_norm")
+def _(x, residual, weight, eps, dropout, seed):
+    return _like(residual), _like(residual), _statistic(x)
+
+
+def _same_gradient(new_residual, x_dtype, dropout):
+    """Whether x and the residual have one and the same gradient: the ops then return it once, as dresidual."""
+    return x_dtype == new_residual.dtype and math.floor(dropout * 65536 + 0.5) == 0
+
+
+def _fake_dx(new_residual, x_dtype, dropout):
+    empty = _same_gradient(new_residual, x_dtype, dropout)
+    return new_residual.new_empty(0) if empty else _like(new_residual, x_dtype)
+
+
+@torch.library.register_fake("aura::layer_norm_backward")
+def _(dy, x, weight, mean, rstd, has_bias):
+    return _like(x), _like(weight), weight.new_empty(len(weight) if has_bias else 0)
+
+
+@torch.library.register_fake("aura::rms_norm_backward")
+def _(dy, x, weight, rstd):
+    return _like(x), _like(weight)
+
+
+@torch.library.register_fake("aura::add_layer_norm_backward")
+def _(dy, d_new_residual, new_residual, weight, mean, rstd, has_bias, x_dtype, dropout, seed):
+    dbias = weight.new_empty(len(weight) if has_bias else 0)
+    return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight), dbias
+
+
+@torch.library.register_fake("aura::add_rms_norm_backward")
+def _(dy, d_new_residual, new_residual, weight, rstd, x_dtype, dropout, seed):
+    return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight)
+
+
+def _layer_norm_setup(ctx, inputs, output):
+    x, weight, bias, _ = inputs
+    _, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.save_for_backward(x, weight, mean, rstd)
+    ctx.has_bias = bias is not None
+
+
+def _layer_norm_backward(ctx, dy, *_):
+    dx, dweight, dbias = _ops.layer_norm_backward(dy, *ctx.saved_tensors, ctx.has_bias)
+    return dx, dweight, dbias if ctx.has_bias else None, None
+
+
+def _rms_norm_setup(ctx, inputs, output):
+    x, weight, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _rms_norm_backward(ctx, dy, *_):
+    return *_ops.rms_norm_backward(dy, *ctx.saved_tensors), None
+
+
+def _add_setup(ctx, x, dropout, saved, statistics):
+    """What the two forms with a residual share: x itself is not needed again, new_residual is."""
+    ctx.mark_non_differentiable(*statistics)
+    ctx.set_materialize_grads(False)  # the last block's new_residual has no gradient: no tensor of zeros for it
+    ctx.save_for_backward(*saved, *statistics)
+    ctx.x_dtype, ctx.dropout = x.dtype, dropout
+
+
+def _add_layer_norm_setup(ctx, inputs, output):
+    x, _, weight, bias, _, dropout, seed = inputs
+    _, new_residual, *statistics = output
+    _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
+    ctx.has_bias = bias is not None
+
+
+def _add_layer_norm_backward(ctx, dy, d_new_residual, *_):
+    seed, new_residual, *rest = ctx.saved_tensors
+    dy = torch.zeros_like(new_residual) if dy is None else dy
+    dx, dresidual, dweight, dbias = _ops.add_layer_norm_backward(
+        dy, d_new_residual, new_residual, *rest, ctx.has_bias, ctx.x_dtype, ctx.dropout, seed)
+    dx = dresidual if _same_gradient(new_residual, ctx.x_dtype, ctx.dropout) else dx
+    return dx, dresidual, dweight, dbias if ctx.has_bias else None, None, None, None
+
+
+def _add_rms_norm_setup(ctx, inputs, output):
+    x, _, weight, _, dropout, seed = inputs
+    _, new_residual, *statistics = output
+    _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
+
+
+def _add_rms_norm_backward(ctx, dy, d_new_residual, *_):
+    seed, new_residual, *rest = ctx.saved_tensors
+    dy = torch.zeros_like(new_residual) if dy is None else dy
+    dx, dresidual, dweight = _ops.add_rms_norm_backward(
+        dy, d_new_residual, new_residual, *rest, ctx.x_dtype, ctx.dropout, seed)
+    dx = dresidual if _same_gradient(new_residual, ctx.x_dtype, ctx.dropout) else dx
+    return dx, dresidual, dweight, None, None, None
+
+
+torch.library.register_autograd("aura::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
+torch.library.register_autograd("aura::rms_norm", _rms_norm_backward, setup_context=_rms_norm_setup)
+torch.library.register_autograd("aura::add_layer_norm", _add_layer_norm_backward, setup_context=_add_layer_norm_setup)
+torch.library.register_autograd("aura::add_rms_norm", _add_rms_norm_backward, setup_context=_add_rms_norm_setup)

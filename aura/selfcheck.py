@@ -1,0 +1,71 @@
+"""What `python -m aura.ops` prints: what carries out each operation here, why, and how exact it is."""
+
+import torch
+
+from aura import backend, extension, ops
+
+# name, function of a tuple of inputs, their shapes. Every input but integer ones is differentiated.
+CASES = [
+    ("attention", lambda qkv: ops.attention_packed(qkv, causal=False), [(2, 65, 3, 2, 40)]),
+    ("attention, causal", lambda qkv: ops.attention_packed(qkv), [(2, 100, 3, 2, 64)]),
+    ("attention, q k v aparte", lambda q, k, v: ops.attention(q, k, v), [(1, 50, 2, 64)] * 3),
+    ("attention, lengths", lambda qkv: ops.attention_packed(qkv, lengths=torch.tensor([0, 33])), [(2, 65, 3, 1, 64)]),
+    ("attention, cu_seqlens", lambda qkv: ops.attention_packed(qkv, cu_seqlens=torch.tensor([0, 7, 7, 130])),
+     [(2, 65, 3, 1, 64)]),
+    ("layer_norm", ops.layer_norm, [(33, 200), (200,), (200,)]),
+    ("rms_norm", ops.rms_norm, [(33, 200), (200,)]),
+    ("add_layer_norm", lambda *inputs: torch.cat(ops.add_layer_norm(*inputs)), [(33, 200), (33, 200), (200,), (200,)]),
+    ("add_rms_norm", lambda *inputs: torch.cat(ops.add_rms_norm(*inputs)), [(33, 200), (33, 200), (200,)]),
+    ("gelu_tanh", ops.gelu_tanh, [(33, 200)]),
+    ("swiglu", ops.swiglu, [(33, 200)]),
+    ("linear_cross_entropy", lambda h, w: ops.linear_cross_entropy(h, w, torch.arange(33)), [(33, 64), (100, 64)]),
+]
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def relative_error(got, exact):
+    """|got - exact| / |exact| in the Euclidean norm; both sequences of tensors."""
+    difference = sum((a.double() - b).square().sum() for a, b in zip(got, exact, strict=True))
+    return float((difference / sum(b.square().sum() for b in exact)).sqrt())
+
+
+def outputs(function, inputs, seed):
+    """([result], its gradients by the inputs under a random gradient), computed with what ops is set to."""
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    result = function(*inputs)
+    direction = torch.randn(result.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return [result.detach()], torch.autograd.grad(result, inputs, direction.to(result.dtype))
+
+
+def errors(function, shapes, dtype):
+    """Relative errors of result and gradients against the formula in float64, from inputs rounded to `dtype`."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    got = outputs(function, inputs, seed=2)
+    with ops.using("reference"):
+        exact = outputs(function, [tensor.double() for tensor in inputs], seed=2)
+    return [relative_error(a, b) for a, b in zip(got, exact, strict=True)]
+
+
+def main():
+    """Print the report; returns 0, or 1 when a kernel is wrong."""
+    ops.use("auto")
+    device = backend.local_device(0)
+    print(f"{extension.status()}")
+    module = extension.load()
+    if extension.has_ops(module):
+        print(f"Instrucciones: {module.cpu_isa()}; este procesador puede con {', '.join(module.cpu_isas())} "
+              "(AURA_CPU_ISA=NOMBRE obliga a una)")
+    print(f"En {device.type}: {ops.describe(device)}")
+    print(f"{'operación':26} {'tipo':9} {'error del resultado':>20} {'de los gradientes':>18}")
+    wrong = False
+    for name, function, shapes in CASES:
+        for dtype, limit in LIMITS.items():
+            result, gradient = errors(function, shapes, dtype)
+            bad = not max(result, gradient) <= limit
+            wrong |= bad
+            print(f"{name:26} {str(dtype).removeprefix('torch.'):9} {result:20.1e} {gradient:18.1e}"
+                  f"{'  MAL: más de ' + str(limit) if bad else ''}")
+    print("Los errores son relativos, contra la fórmula en float64, en la CPU. "
+          + ("Hay núcleos que fallan: avise, y use --attention sdpa." if wrong else "Todo correcto."))
+    return int(wrong)

@@ -1,0 +1,35 @@
+// Every CPU kernel, once for each instruction set, behind one table of functions.
+#pragma once
+
+#include "cpu/attention.h"
+#include "cpu/loss.h"
+#include "cpu/activation.h"
+#include "cpu/norms.h"
+
+namespace aura {
+
+struct Kernels {
+  const char* name;
+  AttentionKernels attention;
+  NormKernels norms;
+  ActivationKernels activation;
+  LossKernels loss;
+};
+
+namespace portable {
+const Kernels& kernels();
+}
+#if defined(__x86_64__)
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
+#endif
+
+// The best table this processor runs, or the one AURA_CPU_ISA names (portable, avx2, avx512). Chosen once.
+// Throws std::invalid_argument when the name is unknown or the processor lacks the instructions.
+const Kernels& kernels();
+
+}  // namespace aura

@@ -1,0 +1,156 @@
+// Vectors of one instruction set, written once with the compiler's vector extension.
+//
+// Every file that includes this is compiled several times, once for each instruction set, and lives in a namespace of
+// that name. Such files include no header with inline functions of its own (torch's, most of the standard library's):
+// the linker keeps one copy of each of those, and it could be the one a smaller processor cannot run.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define AURA_ISA avx512
+#define AURA_VECTOR_BYTES 64
+#elif defined(__AVX2__) && defined(__FMA__)
+#define AURA_ISA avx2
+#define AURA_VECTOR_BYTES 32
+#else
+#define AURA_ISA portable
+#define AURA_VECTOR_BYTES 16
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 takes the don't-care operand of its own intrinsics for one
+#endif
+
+#define AURA_INLINE inline __attribute__((always_inline))
+
+namespace aura {
+
+// The upper half of a float (Brain floating point, 8 bits of exponent and 7 of mantissa).
+struct bfloat16 {
+  uint16_t bits;
+};
+
+namespace AURA_ISA {
+
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(AURA_VECTOR_BYTES)));
+};
+template <typename T>
+using Vec = typename VectorOf<T>::type;
+using VecF = Vec<float>;
+using VecI = Vec<int32_t>;
+using VecU = Vec<uint32_t>;
+
+template <typename T>
+constexpr int kWidth = AURA_VECTOR_BYTES / static_cast<int>(sizeof(T));
+
+// A float is worked on as itself, a bfloat16 as float, a double as itself.
+template <typename T>
+using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename V>
+AURA_INLINE V load(const void* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <typename V>
+AURA_INLINE void store(void* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+template <typename V, typename T>
+AURA_INLINE V splat(T x) {
+  return V{} + x;
+}
+
+template <typename V>
+AURA_INLINE V vmax(V a, V b) {
+  return a > b ? a : b;
+}
+
+AURA_INLINE float to_float(bfloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+AURA_INLINE float to_float(float x) { return x; }
+AURA_INLINE double to_float(double x) { return x; }
+
+typedef uint16_t VecH __attribute__((vector_size(AURA_VECTOR_BYTES / 2)));
+
+// As many elements as Vec<Compute<T>> holds, widened.
+AURA_INLINE VecF load_as(const float* from) { return load<VecF>(from); }
+AURA_INLINE Vec<double> load_as(const double* from) { return load<Vec<double>>(from); }
+AURA_INLINE VecF load_as(const bfloat16* from) {
+  const VecU bits = __builtin_convertvector(load<VecH>(from), VecU) << 16;
+  return reinterpret_cast<VecF>(bits);
+}
+
+AURA_INLINE void store_as(float* to, VecF v) { store(to, v); }
+AURA_INLINE void store_as(double* to, Vec<double> v) { store(to, v); }
+// Round to nearest, ties to even; a NaN stays a NaN.
+AURA_INLINE void store_as(bfloat16* to, VecF v) {
+  const VecU bits = reinterpret_cast<VecU>(v);
+  const VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const VecU quiet = (bits >> 16) | 0x40u;
+  const VecU is_nan = reinterpret_cast<VecU>(v != v);
+  store(to, __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), VecH));
+}
+
+// The first `count` elements only; the rest reads as zero and is not written.
+template <typename T>
+AURA_INLINE Vec<Compute<T>> load_some(const T* from, int64_t count) {
+  T padded[kWidth<Compute<T>>] = {};
+  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(T));
+  return load_as(padded);
+}
+template <typename T>
+AURA_INLINE void store_some(T* to, Vec<Compute<T>> v, int64_t count) {
+  T padded[kWidth<Compute<T>>];
+  store_as(padded, v);
+  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(T));
+}
+
+template <typename T>
+AURA_INLINE T sum_lanes(Vec<T> v) {
+  T total = 0;
+  for (int i = 0; i < kWidth<T>; ++i) total += v[i];
+  return total;
+}
+
+// 2^x for x <= 127: the nearest integer goes to the exponent, the rest, within [-1/2, 1/2], through a minimax polynomial
+// of degree 6 (error 1.9e-9, so what remains is the rounding of float). Below 2^-126 the result is 0, so 2^-inf = 0;
+// a NaN stays a NaN.
+AURA_INLINE VecF exp2(VecF x) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const VecF shifted = x + magic;
+  const VecF f = x - (shifted - magic);
+  VecF p = splat<VecF>(1.534581203e-4f);
+  p = p * f + 1.339993122e-3f;
+  p = p * f + 9.618488957e-3f;
+  p = p * f + 5.550328777e-2f;
+  p = p * f + 2.402264689e-1f;
+  p = p * f + 6.931472057e-1f;
+  p = p * f + 1.0f;
+  const VecI exponent = reinterpret_cast<VecI>(shifted) << 23;
+  const VecF result = reinterpret_cast<VecF>(reinterpret_cast<VecI>(p) + exponent);
+  return x < -126.0f ? VecF{} : result;
+}
+AURA_INLINE Vec<double> exp2(Vec<double> x) {
+  for (int i = 0; i < kWidth<double>; ++i) x[i] = __builtin_exp2(x[i]);
+  return x;
+}
+
+}  // namespace AURA_ISA
+}  // namespace aura

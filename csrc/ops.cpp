@@ -1,0 +1,55 @@
+// The library of torch operators, torch.ops.aura, and the choice of the instruction set their CPU kernels are taken from.
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+TORCH_LIBRARY(aura, m) {
+  static_cast<void>(m);  // each family declares its own operators
+}
+
+namespace aura {
+namespace {
+
+// Best first. The compiler's check covers the operating system too, which must save the wider registers.
+std::vector<const Kernels*> runnable() {
+  std::vector<const Kernels*> tables;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    tables.push_back(&avx512::kernels());
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables.push_back(&avx2::kernels());
+#endif
+  tables.push_back(&portable::kernels());
+  return tables;
+}
+
+const Kernels& chosen() {
+  const char* wanted = std::getenv("AURA_CPU_ISA");
+  std::string names;
+  for (const Kernels* table : runnable()) {
+    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == table->name) return *table;
+    names += std::string(names.empty() ? "" : ", ") + table->name;
+  }
+  throw std::invalid_argument(std::string("AURA_CPU_ISA=") + wanted + ": this processor runs " + names);
+}
+
+}  // namespace
+
+std::vector<std::string> cpu_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* table : runnable()) names.push_back(table->name);
+  return names;
+}
+
+const Kernels& kernels() {
+  static const Kernels& table = chosen();
+  return table;
+}
+
+}  // namespace aura
