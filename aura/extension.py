@@ -424,5 +424,11 @@ def status() -> str:
 
 
 if __name__ == "__main__":
-    load()
-    print(status())
+    from aura import cli, extension  # itself, under the name the others know it by
+
+    def main() -> int:
+        extension.load()
+        print(extension.status())
+        return 0
+
+    cli.run(main)

@@ -182,9 +182,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
 // Zeros for the keys no task looks at: those beyond a batch entry's length.
 void clear_unseen(const Call& call, const Tensor& grad) {
   for (const Sequence& s : call.sequences) {
-    if (s.first == 0 && s.keys < s.queries) {
-      grad.select(0, s.batch).narrow(0, s.keys, grad.size(1) - s.keys).zero_();
-    }
+    grad.select(0, s.batch).narrow(0, s.keys, grad.size(1) - s.keys).zero_();
   }
 }
 
@@ -194,6 +192,9 @@ void backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor
   const AttentionInputs& in = call.inputs;
   TORCH_CHECK(dout.sizes() == q.sizes() && dout.scalar_type() == q.scalar_type(),
               "attention: the gradient must look like the output");
+  TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type(), "attention: out is of another forward");
+  TORCH_CHECK(lse.sizes() == q.sizes().slice(0, 3) && lse.scalar_type() == statistics_type(q),
+              "attention: lse is of another forward");
   const Tensor gradient = dout.contiguous(), output = out.contiguous(), sums = lse.contiguous();
   const int64_t keys = call.k.size(1);
   const int64_t splits = splits_of(call, keys);
@@ -227,8 +228,10 @@ void backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor
     run(job, tasks[i].task, tasks[i].number, scratch);
   });
   if (splits > 1) dq.copy_(at::sum(parts, {0}));
-  clear_unseen(call, dk);
-  clear_unseen(call, dv);
+  if (options.lengths.has_value()) {
+    clear_unseen(call, dk);
+    clear_unseen(call, dv);
+  }
 }
 
 std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double scale,

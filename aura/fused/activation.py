@@ -4,6 +4,7 @@ F half the last dimension of a packed projection.
 """
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.library import register_autograd, register_fake
 
 _ops = torch.ops.aura
@@ -45,10 +46,12 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
 
+@once_differentiable
 def _gelu_tanh_backward(ctx, dy):
     return _ops.gelu_tanh_backward(dy, *ctx.saved_tensors)
 
 
+@once_differentiable
 def _swiglu_backward(ctx, dy):
     return _ops.swiglu_backward(dy, *ctx.saved_tensors)
 

@@ -2,10 +2,11 @@
 
 Shapes: B batch, H heads, T queries, S keys, D head width from 1 to 256; any strides as long as D is contiguous, else a
 copy is made. Dtypes: float32, bfloat16 (computed in float32), float64, the same for q, k and v; anything else is a
-RuntimeError, as are shapes that disagree. Under autocast on the CPU float32 becomes bfloat16.
+RuntimeError, as are shapes that disagree. Under autocast on the CPU float32 becomes bfloat16. First derivatives only.
 """
 
 import torch
+from torch.autograd.function import once_differentiable
 
 _ops = torch.ops.aura
 
@@ -66,6 +67,7 @@ def _setup(tensors):
 
 
 def _backward(op):
+    @once_differentiable
     def backward(ctx, dout, _):
         *tensors, seed, lengths, cu_seqlens = ctx.saved_tensors
         gradients = op(dout, *tensors, ctx.causal, ctx.scale, ctx.dropout, seed, lengths, cu_seqlens)

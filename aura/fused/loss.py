@@ -15,10 +15,11 @@ WEIGHT_ROWS = 2048  # of the weight's gradient in bfloat16 at one time, before i
 def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
     """Summed cross-entropy, in nats, of softmax(hidden @ weight.T) against targets.
 
-    hidden: [N, C], float32, bfloat16 or float64. weight: [V, C], of the same dtype, or float32 where hidden is bfloat16.
-    targets: int64 [N], each in [0, V), or ignore_index for a row that does not count; IndexError for any other. Products
-    are in the dtype of hidden, or in bfloat16 under autocast to it; the logits, of that dtype, are taken to float32 for
-    the softmax, and the weight's gradient is added up in float32. Returns a scalar, float32 (float64 for float64).
+    hidden: [N, C], float32, bfloat16 or float64. weight: [V, C], of the same dtype, or float32 beside bfloat16.
+    targets: int64 [N], each in [0, V), or ignore_index for a row that does not count; IndexError for any other.
+    Products are in the dtype of hidden, or in bfloat16 under autocast to it; the logits, of that dtype, are taken to
+    float32 for the softmax, and the weight's gradient is added up in float32. Returns a scalar, float32 (float64 for
+    float64).
 
     Gradients are computed with the loss, while a chunk's logits exist, and kept until backward. There are no second
     derivatives.
@@ -112,12 +113,17 @@ def _backward(ctx, gradient, *_):
         raise RuntimeError("linear_cross_entropy has no second derivatives")
     if gradient is None:
         return (None,) * 6
-    # Scaled in place and given away: they are large, and autograd makes the weight's its .grad. Where backward comes a
-    # second time (retain_graph), they are computed again.
     found, ctx.gradients = ctx.gradients, None
-    if found is None:
+    if found is None:  # backward came before (retain_graph) and gave them away: compute them again
         found = _linear_cross_entropy(*ctx.saved_tensors, *ctx.options)[1:]
-    return *(g.mul_(gradient) if needed else None for g, needed in zip(found, ctx.options[1:], strict=True)), *[None] * 4
+    dhidden, dweight = (_scaled(g, gradient) if needed else None
+                        for g, needed in zip(found, ctx.options[1:], strict=True))
+    return dhidden, dweight, None, None, None, None
+
+
+def _scaled(tensor, factor):
+    """In place, as the weight's gradient is large; tensors that torch.compile traces are not written to."""
+    return tensor.mul_(factor) if type(tensor) is Tensor else tensor * factor
 
 
 _linear_cross_entropy.register_autograd(_backward, setup_context=_save)

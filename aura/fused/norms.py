@@ -16,6 +16,7 @@ element's row and column alone: philox.h under the counter (row, column // 8, 0,
 import math
 
 import torch
+from torch.autograd.function import once_differentiable
 
 _ops = torch.ops.aura
 
@@ -110,6 +111,7 @@ def _layer_norm_setup(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
+@once_differentiable
 def _layer_norm_backward(ctx, dy, *_):
     dx, dweight, dbias = _ops.layer_norm_backward(dy, *ctx.saved_tensors, ctx.has_bias)
     return dx, dweight, dbias if ctx.has_bias else None, None
@@ -121,6 +123,7 @@ def _rms_norm_setup(ctx, inputs, output):
     ctx.save_for_backward(x, weight, output[1])
 
 
+@once_differentiable
 def _rms_norm_backward(ctx, dy, *_):
     return *_ops.rms_norm_backward(dy, *ctx.saved_tensors), None
 
@@ -140,6 +143,7 @@ def _add_layer_norm_setup(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
+@once_differentiable
 def _add_layer_norm_backward(ctx, dy, d_new_residual, *_):
     seed, new_residual, *rest = ctx.saved_tensors
     dy = torch.zeros_like(new_residual) if dy is None else dy
@@ -155,6 +159,7 @@ def _add_rms_norm_setup(ctx, inputs, output):
     _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
 
 
+@once_differentiable
 def _add_rms_norm_backward(ctx, dy, d_new_residual, *_):
     seed, new_residual, *rest = ctx.saved_tensors
     dy = torch.zeros_like(new_residual) if dy is None else dy

@@ -48,23 +48,16 @@ struct Left {
   AURA_INLINE Left skip_rows(int64_t rows) const { return {data + (kAdjacentRows ? rows : rows * stride), stride}; }
 };
 
-// What a product begins with: nothing, what c holds, or what c holds times a factor for each lane.
-enum class Begin { kZero, kAdd, kScale };
+// What a product is added to: nothing, what c holds, or what c holds times a factor for each lane.
+enum class To { kNothing, kSum, kScaledSum };
 
-// c[row][lane] = begin + sum over k of a(row, k) * b[k][lane], for R rows and V vectors of lanes.
-template <int R, int V, Begin kBegin, typename C, bool kAdjacentRows>
+// c[row][lane] = to + sum over k of a(row, k) * b[k][lane], for R rows and V vectors of lanes. c is added at the end: one
+// long chain of sums over all blocks would round more than short ones that are then added up.
+template <int R, int V, To kTo, typename C, bool kAdjacentRows>
 AURA_INLINE void tile(int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64_t b_stride, C* c, int64_t c_stride,
                       const C* factor) {
   constexpr int W = kWidth<C>;
-  Vec<C> sum[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) {
-      sum[r][v] = kBegin == Begin::kZero ? Vec<C>{} : load<Vec<C>>(c + r * c_stride + v * W);
-      if (kBegin == Begin::kScale) sum[r][v] *= load<Vec<C>>(factor + v * W);
-    }
-  }
+  Vec<C> sum[R][V] = {};
   for (int64_t k = 0; k < depth; ++k) {
     Vec<C> right[V];
 #pragma GCC unroll 3
@@ -79,43 +72,48 @@ AURA_INLINE void tile(int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * W, sum[r][v]);
+    for (int v = 0; v < V; ++v) {
+      C* to = c + r * c_stride + v * W;
+      if (kTo == To::kSum) sum[r][v] += load<Vec<C>>(to);
+      if (kTo == To::kScaledSum) sum[r][v] += load<Vec<C>>(to) * load<Vec<C>>(factor + v * W);
+      store(to, sum[r][v]);
+    }
   }
 }
 
-template <int V, Begin kBegin, typename C, bool kAdjacentRows>
+template <int V, To kTo, typename C, bool kAdjacentRows>
 void product_of(int64_t rows, int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64_t b_stride, C* c,
                 int64_t c_stride, const C* factor) {
   int64_t row = 0;
   for (; row + kRows <= rows; row += kRows) {
-    tile<kRows, V, kBegin>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
+    tile<kRows, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
   }
   if (kRows > 4 && row + 4 <= rows) {
-    tile<4, V, kBegin>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
+    tile<4, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
     row += 4;
   }
   if (row + 2 <= rows) {
-    tile<2, V, kBegin>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
+    tile<2, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
     row += 2;
   }
-  if (row < rows) tile<1, V, kBegin>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
+  if (row < rows) tile<1, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
 }
 
-// c = begin + a b over `vectors` vectors of lanes: three at a time, four as two and two.
-template <Begin kBegin, typename C, bool kAdjacentRows>
+// c = to + a b over `vectors` vectors of lanes: three at a time, four as two and two.
+template <To kTo, typename C, bool kAdjacentRows>
 void product(int64_t vectors, int64_t rows, int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64_t b_stride, C* c,
              int64_t c_stride, const C* factor = nullptr) {
   while (vectors > 0) {
     const int64_t now = vectors == 4 ? 2 : smaller(vectors, 3);
     switch (now) {
-      case 3: product_of<3, kBegin>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
-      case 2: product_of<2, kBegin>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
-      default: product_of<1, kBegin>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
+      case 3: product_of<3, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
+      case 2: product_of<2, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
+      default: product_of<1, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
     }
     vectors -= now;
     b += now * kWidth<C>;
     c += now * kWidth<C>;
-    if (kBegin == Begin::kScale) factor += now * kWidth<C>;
+    if (kTo == To::kScaledSum) factor += now * kWidth<C>;
   }
 }
 
@@ -354,14 +352,15 @@ void weigh(const AttentionInputs& in, const Block& block, int64_t row, int64_t h
   }
   for (; key < keys; ++key) maxima[0] = vmax(maxima[0], load<V>(scores + key * Q + v * W));
   const V now = vmax(vmax(maxima[0], maxima[1]), vmax(maxima[2], maxima[3]));
+  const V base = now == -kInfinity<C> ? V{} : now;  // scores of -inf alone, so far: weights of 0, not of inf - inf
   V sum{};
   for_keys<C, kDrop>(in.dropout, row + v * W, head, block.first, 0, keys, [&](int64_t n, auto kept) {
     C* s = scores + n * Q + v * W;
-    const V weight = exp2(load<V>(s) - now);
+    const V weight = exp2(load<V>(s) - base);
     sum += weight;
     store(s, kDrop ? (kept ? weight : V{}) : weight);
   });
-  const V shrink = exp2(before - now);
+  const V shrink = exp2(before - base);
   store(softmax.maximum + v * W, now);
   store(softmax.sum + v * W, load<V>(softmax.sum + v * W) * shrink + sum);
   store(softmax.shrink + v * W, shrink);
@@ -393,7 +392,7 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
   for_blocks<C>(in.causal, begin, queries, 0, end, [&](const Block& block) {
     for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
       const Left<C, false> left{k + (block.first + a) * padded, padded};
-      product<Begin::kZero>(vectors - skip, b - a, width, left, q + skip * W, Q, scores + a * Q + skip * W, Q);
+      product<To::kNothing>(vectors - skip, b - a, width, left, q + skip * W, Q, scores + a * Q + skip * W, Q);
     });
     for (int64_t i = 0; i < vectors; ++i) {
       weigh<C, kDrop>(in, block, row, task.head, i, scores, softmax);
@@ -402,11 +401,11 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
       const Left<C, true> left{v + (block.first + a) * padded, padded};
       const C* weights = scores + a * Q + skip * W;
       if (block.first == 0 && a == 0) {
-        product<Begin::kZero>(vectors, width, b - a, left, weights, Q, output, Q);
+        product<To::kNothing>(vectors, width, b - a, left, weights, Q, output, Q);
       } else if (a == 0) {
-        product<Begin::kScale>(vectors, width, b - a, left, weights, Q, output, Q, softmax.shrink);
+        product<To::kScaledSum>(vectors, width, b - a, left, weights, Q, output, Q, softmax.shrink);
       } else {
-        product<Begin::kAdd>(vectors - skip, width, b - a, left, weights, Q, output + skip * W, Q);
+        product<To::kSum>(vectors - skip, width, b - a, left, weights, Q, output + skip * W, Q);
       }
     });
   });
@@ -552,8 +551,8 @@ void backward_keys(const AttentionBackward& job, const AttentionTask& task, int6
       for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
         const Left<C, false> k_left{k + offset + a * padded, padded}, v_left{v + offset + a * padded, padded};
         const int64_t at = a * Q + skip * W;
-        product<Begin::kZero>(vectors - skip, b - a, width, k_left, query.q + skip * W, Q, weights + at, Q);
-        product<Begin::kZero>(vectors - skip, b - a, width, v_left, query.dout + skip * W, Q, gradients + at, Q);
+        product<To::kNothing>(vectors - skip, b - a, width, k_left, query.q + skip * W, Q, weights + at, Q);
+        product<To::kNothing>(vectors - skip, b - a, width, v_left, query.dout + skip * W, Q, gradients + at, Q);
       });
       for (int64_t i = 0; i < vectors; ++i) {
         weigh_backward<C, kDrop>(in, block, row, task.head, i, query, weights, gradients);
@@ -561,10 +560,10 @@ void backward_keys(const AttentionBackward& job, const AttentionTask& task, int6
       for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
         const int64_t first = skip * W, depth = queries - first, at = a * Q + first, to = offset + a * padded;
         const Left<C, false> w{weights + at, Q}, g{gradients + at, Q};
-        product<Begin::kAdd>(wide, b - a, depth, w, query.dout_rows + first * padded, padded, dv + to, padded);
-        product<Begin::kAdd>(wide, b - a, depth, g, query.q_rows + first * padded, padded, dk + to, padded);
+        product<To::kSum>(wide, b - a, depth, w, query.dout_rows + first * padded, padded, dv + to, padded);
+        product<To::kSum>(wide, b - a, depth, g, query.q_rows + first * padded, padded, dk + to, padded);
         const Left<C, true> k_left{k + to, padded};
-        product<Begin::kAdd>(vectors - skip, width, b - a, k_left, gradients + at, Q, dq + first, Q);
+        product<To::kSum>(vectors - skip, width, b - a, k_left, gradients + at, Q, dq + first, Q);
       });
     });
     transpose(padded, vectors * W, dq, Q, rows, padded);

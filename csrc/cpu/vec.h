@@ -133,7 +133,8 @@ AURA_INLINE T sum_lanes(Vec<T> v) {
 // of degree 6 (error 1.9e-9, so what remains is the rounding of float). Below 2^-126 the result is 0, so 2^-inf = 0;
 // a NaN stays a NaN.
 AURA_INLINE VecF exp2(VecF x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  // 1.5 * 2^23 leaves the nearest integer in the low bits when it is added, and 127 there is a float's exponent of 0.
+  const float magic = 12582912.0f + 127.0f;
   const VecF shifted = x + magic;
   const VecF f = x - (shifted - magic);
   VecF p = splat<VecF>(1.534581203e-4f);
@@ -143,9 +144,8 @@ AURA_INLINE VecF exp2(VecF x) {
   p = p * f + 2.402264689e-1f;
   p = p * f + 6.931472057e-1f;
   p = p * f + 1.0f;
-  const VecI exponent = reinterpret_cast<VecI>(shifted) << 23;
-  const VecF result = reinterpret_cast<VecF>(reinterpret_cast<VecI>(p) + exponent);
-  return x < -126.0f ? VecF{} : result;
+  const VecF power = reinterpret_cast<VecF>(reinterpret_cast<VecI>(shifted) << 23);
+  return x < -126.0f ? VecF{} : p * power;
 }
 AURA_INLINE Vec<double> exp2(Vec<double> x) {
   for (int i = 0; i < kWidth<double>; ++i) x[i] = __builtin_exp2(x[i]);

@@ -1,0 +1,250 @@
+"""The fronts of aura.ops: whoever carries an operation out, the result is the same; what is said when nobody can."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from aura import extension, ops
+from tests import support
+
+CPU = torch.device("cpu")
+ROWS, WIDTH, CLASSES = 33, 72, 50
+TARGETS = torch.arange(ROWS) * 7 % CLASSES
+TARGETS[4] = -1
+QKV = ((2, 60, 3, 2, 24),)
+SEPARATE = ((2, 60, 2, 24),) * 3
+LENGTHS = torch.tensor([0, 37])
+# With an empty document, and one that runs from the first batch entry into the second.
+DOCUMENTS = torch.tensor([0, 7, 7, 80, 81, 120])
+
+# name: (function of tensors, their shapes)
+CASES = {
+    "attention": (ops.attention, SEPARATE),
+    "attention full": (partial(ops.attention, causal=False), SEPARATE),
+    "attention scale": (partial(ops.attention, scale=0.7), SEPARATE),
+    "attention other keys": (partial(ops.attention, causal=False), ((2, 5, 2, 24), (2, 60, 2, 24), (2, 60, 2, 24))),
+    "attention other keys, lengths": (partial(ops.attention, causal=False, lengths=LENGTHS),
+                                      ((2, 5, 2, 24), (2, 60, 2, 24), (2, 60, 2, 24))),
+    "attention lengths": (partial(ops.attention, lengths=LENGTHS), SEPARATE),
+    "attention lengths, full": (partial(ops.attention, causal=False, lengths=LENGTHS.int()), SEPARATE),
+    "attention documents": (partial(ops.attention, cu_seqlens=DOCUMENTS), SEPARATE),
+    "attention documents, full": (partial(ops.attention, causal=False, cu_seqlens=DOCUMENTS.int()), SEPARATE),
+    "packed": (ops.attention_packed, QKV),
+    "packed full": (partial(ops.attention_packed, causal=False, scale=0.7), QKV),
+    "packed lengths": (partial(ops.attention_packed, lengths=LENGTHS), QKV),
+    "packed documents": (partial(ops.attention_packed, cu_seqlens=DOCUMENTS), QKV),
+    "layer_norm": (ops.layer_norm, ((2, 5, WIDTH), (WIDTH,), (WIDTH,))),
+    "layer_norm eps": (partial(ops.layer_norm, eps=0.5), ((5, WIDTH), (WIDTH,), (WIDTH,))),
+    "layer_norm without bias": (lambda x, weight: ops.layer_norm(x, weight, None), ((5, WIDTH), (WIDTH,))),
+    "rms_norm": (ops.rms_norm, ((2, 5, WIDTH), (WIDTH,))),
+    "rms_norm eps": (partial(ops.rms_norm, eps=0.5), ((5, WIDTH), (WIDTH,))),
+    "add_layer_norm": (lambda *x: torch.cat(ops.add_layer_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))),
+    "add_rms_norm": (lambda *x: torch.cat(ops.add_rms_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,))),
+    "gelu_tanh": (ops.gelu_tanh, ((3, 5, WIDTH),)),
+    "swiglu": (ops.swiglu, ((3, 5, WIDTH),)),
+    "linear_cross_entropy": (lambda h, w: ops.linear_cross_entropy(h, w, TARGETS.clamp(min=0)),
+                             ((ROWS, WIDTH), (CLASSES, WIDTH))),
+    "linear_cross_entropy ignored": (lambda h, w: ops.linear_cross_entropy(h, w, TARGETS, ignore_index=-1),
+                                     ((ROWS, WIDTH), (CLASSES, WIDTH))),
+}
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    """The choice is a module's variable: what a test sets does not reach the next."""
+    with ops.using("reference"):
+        yield
+
+
+@pytest.fixture
+def fused():
+    if not extension.has_ops(extension.load()):
+        pytest.skip(extension.status())
+
+
+def drawn(shapes, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def result_and_gradients(function, inputs):
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    result = function(*leaves)
+    direction = torch.randn(result.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    return result.dtype, [result.detach(), *torch.autograd.grad(result, leaves, direction.to(result.dtype))]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype,limit", [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 3e-2)],
+                         ids=["float32", "float64", "bfloat16"])
+def test_all_agree(fused, name, dtype, limit):
+    function, shapes = CASES[name]
+    inputs = drawn(shapes, dtype)
+    _, exact = result_and_gradients(function, [x.double() for x in inputs])
+    kinds = set()
+    for choice in ("fused", "sdpa", "reference"):
+        with ops.using(choice):
+            kind, got = result_and_gradients(function, inputs)
+        kinds.add(kind)
+        for part, want in zip(got, exact, strict=True):
+            assert part.shape == want.shape
+            assert float((part.double() - want).norm()) <= limit * float(want.norm()), choice
+    assert len(kinds) == 1  # and one dtype
+
+
+@pytest.mark.parametrize("choice", ["fused", "sdpa", "reference"])
+def test_rows_that_see_nothing_are_zero(fused, choice):
+    inputs = [x.requires_grad_() for x in drawn(SEPARATE, torch.float32)]
+    for causal in (True, False):
+        with ops.using(choice):
+            out = ops.attention(*inputs, causal=causal, lengths=LENGTHS)
+        assert not out[0].any()
+        for gradient in torch.autograd.grad(out.square().sum(), inputs):
+            assert not gradient[0].any() and gradient[1].isfinite().all()
+
+
+DROPOUTS = {
+    "attention": (partial(ops.attention, dropout=0.4), SEPARATE),
+    "attention_packed": (partial(ops.attention_packed, dropout=0.4), QKV),
+    "add_layer_norm": (lambda *x: torch.cat(ops.add_layer_norm(*x, dropout=0.4)), CASES["add_layer_norm"][1]),
+    "add_rms_norm": (lambda *x: torch.cat(ops.add_rms_norm(*x, dropout=0.4)), CASES["add_rms_norm"][1]),
+}
+
+
+@pytest.mark.parametrize("choice", ["fused", "sdpa", "reference"])
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout_follows_the_generator_of_torch(fused, name, choice):
+    """The same random state gives the same mask, and every call another."""
+    function, shapes = DROPOUTS[name]
+    inputs = drawn(shapes, torch.float32)
+    with ops.using(choice), torch.random.fork_rng():
+        torch.manual_seed(1)
+        first, second = function(*inputs), function(*inputs)
+        torch.manual_seed(1)
+        again = function(*inputs)
+        plain = CASES[name if name in CASES else "packed"][0](*inputs)
+    assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, plain)
+
+
+@pytest.mark.parametrize("choice", ["fused", "sdpa", "reference"])
+def test_without_dropout_no_random_number_is_drawn(fused, choice):
+    inputs = drawn(QKV, torch.float32)
+    before = torch.get_rng_state()
+    with ops.using(choice):
+        ops.attention_packed(*inputs)
+        ops.add_rms_norm(*drawn(CASES["add_rms_norm"][1], torch.float32))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives_are_refused_not_wrong(fused, name):
+    function, shapes = CASES[name]
+    inputs = [x.requires_grad_() for x in drawn(shapes)]
+    with ops.using("fused"), pytest.raises(RuntimeError):
+        gradients = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+        torch.autograd.grad(sum(x.square().sum() for x in gradients), inputs)
+
+
+def test_what_the_kernels_do_not_take_goes_to_torch(fused):
+    """float16: no kernel of ours."""
+    packed = drawn(QKV, torch.float16)[0]
+    with ops.using("fused"):
+        out = ops.attention_packed(packed)
+        assert ops.gelu_tanh(packed).dtype == torch.float16
+    with ops.using("sdpa"):
+        assert torch.equal(out, ops.attention_packed(packed))
+
+
+def test_other_devices_go_to_torch(fused):
+    packed = torch.empty(2, 60, 3, 2, 24, device="meta")
+    with ops.using("fused"):
+        assert ops.attention_packed(packed).shape == (2, 60, 2, 24)
+        assert "meta" in ops.describe(torch.device("meta"))
+
+
+# ---- The choice ------------------------------------------------------------------------------------------------------
+
+
+def test_using_restores(fused):
+    ops.use("reference")
+    with ops.using("fused"):
+        assert "núcleos propios" in ops.describe(CPU)
+        with ops.using("sdpa"):
+            assert "scaled_dot_product_attention" in ops.describe(CPU)
+        assert "núcleos propios" in ops.describe(CPU)
+    assert "fórmula" in ops.describe(CPU)
+    with pytest.raises(ZeroDivisionError), ops.using("sdpa"):
+        math.log(1 / 0)
+    assert "fórmula" in ops.describe(CPU)
+
+
+def test_auto_takes_the_kernels_and_says_which(fused):
+    with ops.using("auto"):
+        assert f"núcleos propios ({extension.load().cpu_isa()})" in ops.describe(CPU)
+
+
+def python(code, tmp_path, **environment):
+    return support.run(["-c", code], tmp_path, **environment)
+
+
+NO_EXTENSION = """
+import torch
+from aura import ops
+try:
+    ops.use("fused")
+except UserError as problem:
+    print("problem:", problem)
+ops.use("auto")
+print(ops.describe(torch.device("cpu")))
+print(tuple(ops.attention_packed(torch.zeros(1, 5, 3, 2, 8)).shape))
+"""
+
+
+def test_without_extension(tmp_path):
+    code, output = python(NO_EXTENSION, tmp_path, AURA_EXTENSION="off")
+    problem, described, shape = output.splitlines()
+    assert code == 0 and shape == "(1, 5, 2, 8)"
+    assert problem.startswith("problem: --attention fused: ") and "AURA_EXTENSION=off" in problem
+    assert "scaled_dot_product_attention" in described and "núcleos propios" not in described
+
+
+def test_without_compiler(tmp_path):
+    code, output = python(NO_EXTENSION, tmp_path, AURA_BUILD_DIR=tmp_path / "builds", CXX="no-such-compiler")
+    if "problem:" not in output:
+        pytest.skip("the extension was built when aura was installed")
+    warning, problem, described, _ = output.splitlines()
+    assert code == 0 and warning.startswith("Aviso: ") and "no-such-compiler" in problem
+    assert "scaled_dot_product_attention" in described
+
+
+def test_importing_builds_and_loads_nothing(tmp_path):
+    builds = tmp_path / "builds"
+    code, output = python("import sys; import aura.ops, aura.models.gpt; print('aura._C' in sys.modules)", tmp_path,
+                          AURA_BUILD_DIR=builds)
+    assert (code, output) == (0, "False\n")
+    assert not builds.exists()
+
+
+def test_an_instruction_set_there_is_not(fused, tmp_path):
+    code, output = support.run(["-m", "aura.ops"], tmp_path, AURA_CPU_ISA="sse9")
+    assert code != 0 and len(output.splitlines()) == 1
+    assert output.startswith("error: AURA_CPU_ISA='sse9': este procesador admite ") and "portable" in output
+
+
+OPERATIONS = ("attention", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "gelu_tanh", "swiglu",
+              "linear_cross_entropy")
+
+
+@pytest.mark.parametrize("environment", [{}, {"AURA_EXTENSION": "off"}], ids=["kernels", "torch"])
+def test_the_report(tmp_path, environment):
+    """python -m aura.ops says what is used, checks every operation, and ends well."""
+    code, output = support.run(["-m", "aura.ops"], tmp_path, **environment)
+    assert code == 0, output
+    lines = output.splitlines()
+    for name in OPERATIONS:
+        assert any(line.startswith(name) for line in lines), name
+    assert "Todo correcto" in lines[-1] and "MAL" not in output
+    if environment:
+        assert "AURA_EXTENSION=off" in output and "scaled_dot_product_attention" in output
