@@ -508,8 +508,9 @@ def test_opcheck_of_the_backwards(case):
         torch.library.opcheck(ops.attention_packed_backward.default, (normal(*q.shape, dtype=dtype), packed, *rest))
 
 
-def test_opcheck_of_views():
-    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in qkv(2, 7, 2, 8, torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_opcheck_of_views(dtype):
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in qkv(2, 7, 2, 8, dtype))
     torch.library.opcheck(ops.attention.default, (q, k, v, False, 0.3, *NONE),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 

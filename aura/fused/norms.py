@@ -1,16 +1,16 @@
 """Layer and RMS normalisation in one pass over memory, alone or after a residual addition with dropout.
 
-Layer normalisation: Ba et al. 2016, "Layer normalization", equation 4. RMS normalisation: Zhang and Sennrich 2019, "Root
-mean square layer normalization", equation 4.
+Layer normalisation: Ba et al. 2016, "Layer normalization", equation 4. RMS normalisation: Zhang and Sennrich 2019,
+"Root mean square layer normalization", equation 4.
 
-Shapes: x, residual [..., C], C >= 1, any strides; weight, bias [C]. Dtypes: all float32, all bfloat16 or all float64; x
-bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them. Anything
-else is a RuntimeError. y has the dtype of the residual, or of x where there is none. Autocast changes nothing: dtypes are
-taken as they come, and mean and variance are float32 (float64 for float64) in every case.
+Shapes: x, residual [..., C], C >= 1, any strides; weight, bias [C]. Dtypes: all float32, all bfloat16 or all float64;
+x bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them.
+Anything else is a RuntimeError. y has the dtype of the residual, or of x where there is none. Autocast changes nothing:
+dtypes are taken as they come, and mean and variance are float32 (float64 for float64) in every case.
 
-dropout is the probability of dropping an element of x; kept ones are scaled by 1 / (1 - dropout), where dropout counts in
-steps of 1/65536. The mask is a function of `seed` (int64, one element, on the CPU; needed when dropout > 0) and of the
-element's row and column alone: philox.h under the counter (row, column // 8, 0, 1).
+dropout is the probability of dropping an element of x; kept ones are scaled by 1 / (1 - dropout), where dropout counts
+in steps of 1/65536. The mask is a function of `seed` (int64, one element, on the CPU; needed when dropout > 0) and of
+the element's row and column alone: philox.h under the counter (row, column // 8, 0, 1).
 """
 
 import math

@@ -1,0 +1,765 @@
+"""Our kernels against torch's on the CPU: attention, norms, activation, loss.
+
+    python benchmarks/kernels.py --json kernels.json
+    python benchmarks/kernels.py --quick                                         under two minutes
+    python benchmarks/kernels.py --only attention,dropout --dtype bf16 --seq-len 512,1024 --threads 2
+
+Everybody works in one process, in turns, round by round, under the allocator settings that training uses. Before a
+case is timed its results are compared with float64, with the dropout mask that each has drawn. Attention starts from
+what a GPT has, the packed projection [B, T, 3, H, D] or three tensors [B, T, H, D], and ends with [B, T, H * D]; its
+backward ends with the gradient of the same tensors, so a peer that makes three gradients of a packed tensor stacks
+them inside the clock ('packed'), or does not have to ('separate'). Backward is timed alone, after one forward outside
+the clock. What torch.compile and flex_attention take to compile is not counted.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+
+from aura import ops  # noqa: E402
+
+OURS = "fused"  # what is measured as ours, a mode of ops.using
+SEED = 1234
+DROPOUT = 0.1
+EPS = 1e-5
+
+BATCH, HEADS = 2, 12
+LENGTHS = (64, 127, 128, 256, 512, 1000, 1024, 2048)
+QUICK_LENGTHS = (128, 512)
+SEPARATE_LENGTHS = (128, 512, 1024)
+SUMMARY_FROM = 128  # the targets are for T from here
+HEAD_DIMS = (64, 128)
+DOCUMENTS = (0.1, 0.2, 0.3, 0.4)  # shares of the sequence
+COMPILED_LENGTHS = (512,)
+FLEX_LENGTHS = (512, 2048)
+NORM_SHAPES = ((4096, 768), (16384, 2048))
+GELU_SHAPES = ((1024, 3072), (4096, 3072))
+LOSS_SHAPE, QUICK_LOSS_SHAPE = (1024, 768, 50_257), (128, 768, 50_257)
+
+FORWARD, BACKWARD, INFERENCE, BOTH = "forward", "backward", "forward, no gradient", "forward + backward"
+
+
+@dataclasses.dataclass
+class Contestant:
+    """One who takes part. `run` maps input tensors to a tuple of outputs."""
+
+    name: str
+    run: Callable
+    kind: str = "torch"  # of several slow ones of a kind only the fastest is timed to the end
+    context: Callable = contextlib.nullcontext
+    directions: tuple[str, ...] = (FORWARD, BACKWARD)
+    keep_scale: float = 1 / (1 - DROPOUT)  # what it multiplies kept values with
+    keep_mask: Callable | None = None  # inputs -> what its dropout keeps; found by probing where it is None
+
+
+@dataclasses.dataclass
+class Case:
+    """A problem of one shape, dtype and variant, with everybody who solves it; the first is ours."""
+
+    op: str
+    dtype: str
+    variant: str
+    shape: tuple[int, ...]
+    inputs: tuple[torch.Tensor, ...]
+    upstream: tuple[torch.Tensor, ...]
+    contestants: list[Contestant]
+    expect: Callable  # contestant -> (outputs, gradients), in float64, of the part that `part` looks at
+    work: dict[str, tuple[tuple[str, ...], float]]  # direction -> (ceilings, FLOPs or bytes)
+    part: Callable = lambda tensor: tensor
+    random: bool = False  # whether what is right depends on the mask that each one drew
+    exact: tuple | None = None
+
+    def expected(self, contestant: Contestant):
+        """expect(contestant), worked out once where it is the same for all."""
+        if self.random:
+            return self.expect(contestant)
+        if self.exact is None:
+            self.exact = self.expect(contestant)
+        return self.exact
+    directions: tuple[str, ...] = (FORWARD, BACKWARD)
+
+
+def ours(run: Callable, **more) -> Contestant:
+    threshold = round(DROPOUT * 65536)  # probabilities are 16 bits wide in our kernels
+    return Contestant("ours", run, "ours", lambda: ops.using(OURS), keep_scale=65536 / (65536 - threshold), **more)
+
+
+def random(*shape: int, dtype: str, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(SEED + seed)
+    return torch.randn(shape, generator=generator).to(measure.DTYPES[dtype])
+
+
+def leaves(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
+
+
+def compiled(run: Callable) -> Callable:
+    return torch.compile(run, dynamic=False, fullgraph=True)
+
+
+def torch_peer(name: str, run: Callable, compile_it: bool) -> Contestant:
+    return Contestant(f"torch.compile {name}", compiled(run), "compile") if compile_it else Contestant(name, run)
+
+
+def copies(tensor: torch.Tensor) -> tuple[str, ...]:
+    """The ceiling of moving tensors of this size."""
+    return ("copy_cached_gbs" if tensor.nbytes <= 2 * measure.CACHED_BYTES else "copy_gbs",)
+
+
+# ---- Attention ------------------------------------------------------------------------------------------------------
+
+
+def spans(length: int) -> list[tuple[int, int]]:
+    """Where the documents of one sequence begin and end."""
+    ends = [round(length * sum(DOCUMENTS[: i + 1])) for i in range(len(DOCUMENTS))]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def allowed(length: int, causal: bool, documents: bool) -> torch.Tensor:
+    """Boolean [T, T]: which keys each position sees."""
+    mask = torch.ones(length, length, dtype=torch.bool)
+    if documents:
+        number = torch.empty(length, dtype=torch.int64)
+        for i, (begin, end) in enumerate(spans(length)):
+            number[begin:end] = i
+        mask = number[:, None] == number[None, :]
+    return mask.tril() if causal else mask
+
+
+def heads_first(inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """q, k, v as views [B, H, T, D]."""
+    parts = inputs[0].unbind(2) if len(inputs) == 1 else inputs
+    return [part.transpose(1, 2) for part in parts]
+
+
+def joined(y: torch.Tensor) -> torch.Tensor:
+    """[B, H, T, D] -> [B, T, H * D]; a view where the peer has written positions first, a copy where not."""
+    return y.transpose(1, 2).flatten(2)
+
+
+def backends() -> list[tuple[str, SDPBackend]]:
+    return [(name, backend) for name, backend in SDPBackend.__members__.items() if name != "ERROR"]
+
+
+@functools.cache
+def refusal(backend: SDPBackend, dtype: str, causal: bool, masked: bool, dropout: float) -> str:
+    """Why torch does not run a backend here, or ''."""
+    q = torch.randn(1, 16, 3, 2, 64, dtype=measure.DTYPES[dtype]).requires_grad_()
+    mask = torch.ones(16, 16, dtype=torch.bool) if masked else None
+    with warnings.catch_warnings(), sdpa_kernel([backend]):
+        warnings.simplefilter("ignore")
+        try:
+            F.scaled_dot_product_attention(*heads_first((q,)), attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+    return ""
+
+
+def sdpa_peers(dtype: str, causal: bool, mask: torch.Tensor | None, dropout: float) -> list[Contestant]:
+    def run(*inputs):
+        y = F.scaled_dot_product_attention(*heads_first(inputs), attn_mask=mask, dropout_p=dropout,
+                                           is_causal=causal and mask is None)
+        return (joined(y),)
+
+    def keep_mask(*inputs):  # of the math backend, the only one with dropout on the CPU
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            weights = torch.ops.aten._scaled_dot_product_attention_math(*heads_first(inputs), None, dropout, causal)[1]
+        return weights != 0
+
+    def context(backend):
+        stack = contextlib.ExitStack()
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(sdpa_kernel([backend]))
+        return stack
+
+    return [Contestant(f"sdpa {name}", run, "torch", functools.partial(context, backend), keep_mask=keep_mask)
+            for name, backend in backends()
+            if not refusal(backend, dtype, causal and mask is None, mask is not None, dropout)]
+
+
+def sdpa_compiled(causal: bool, dropout: float) -> Contestant:
+    @compiled
+    def run(*inputs):
+        y = F.scaled_dot_product_attention(*heads_first(inputs), dropout_p=dropout, is_causal=causal)
+        return (joined(y),)
+
+    return Contestant("torch.compile sdpa", run, "compile")
+
+
+def sdpa_loop(length: int) -> Contestant:
+    """Document by document: no mask, nothing outside a document computed."""
+
+    def run(*inputs):
+        parts = [part.split([end - begin for begin, end in spans(length)], 2) for part in heads_first(inputs)]
+        pieces = [F.scaled_dot_product_attention(*one, is_causal=True) for one in zip(*parts, strict=True)]
+        return (torch.cat([piece.transpose(1, 2) for piece in pieces], 1).flatten(2),)
+
+    return Contestant("sdpa, one document at a time", run, "loop")
+
+
+def flex(length: int) -> Contestant:
+    """flex_attention has no backward on the CPU; its block mask is made outside the clock."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = allowed(length, True, True)
+    blocks = create_block_mask(lambda b, h, q, k: mask[q, k], None, None, length, length, device="cpu")
+    attend = compiled(flex_attention)
+
+    def run(*inputs):
+        q, k, v = heads_first([tensor.detach() for tensor in inputs])
+        return (joined(attend(q, k, v, block_mask=blocks)),)
+
+    return Contestant("flex_attention", run, "flex", directions=(FORWARD,))
+
+
+def probe_attention(contestant: Contestant, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """What dropout keeps, [B, H, T, T], read off by giving unit vectors as values: the mask does not depend on v."""
+    packed = len(inputs) == 1
+    batch, length, width = inputs[0].shape[0], inputs[0].shape[1], inputs[0].shape[-1]
+    mask = torch.empty(batch, HEADS, length, length, dtype=torch.bool)
+    with torch.no_grad(), contestant.context():
+        for begin in range(0, length, width):
+            probe = [tensor.detach().clone() for tensor in inputs]
+            values = probe[0][:, :, 2] if packed else probe[2]
+            values.zero_()
+            count = min(width, length - begin)
+            values[:, begin : begin + count, :, :count] = torch.eye(count)[None, :, None]
+            torch.manual_seed(SEED)
+            [weights] = contestant.run(*probe)
+            weights = weights.view(batch, length, HEADS, width).transpose(1, 2)
+            mask[..., begin : begin + count] = weights[..., :count] != 0
+    return mask
+
+
+def attention_case(dtype: str, length: int, width: int, *, causal=True, packed=True, dropout=0.0, documents=False,
+                   peer: Contestant | None = None) -> Case:
+    """`peer`: the only one, instead of every backend of SDPA."""
+    qkv = random(BATCH, length, 3, HEADS, width, dtype=dtype)
+    inputs = leaves(qkv) if packed else leaves(*(part.contiguous() for part in qkv.unbind(2)))
+    mask = allowed(length, causal, documents)
+    bounds = None
+    if documents:
+        ends = [row * length + end for row in range(BATCH) for _, end in spans(length)]
+        bounds = torch.tensor([0, *ends], dtype=torch.int32)
+
+    def run(*inputs):
+        attend = ops.attention_packed if packed else ops.attention
+        return (attend(*inputs, causal=causal, dropout=dropout, cu_seqlens=bounds).flatten(2),)
+
+    # Heads are independent, so the float64 version takes some of them where all would take longer than the timing.
+    pairs = BATCH * HEADS
+    chosen = torch.arange(pairs - 1, -1, -max(1, round(pairs / max(4, pairs * (512 / length) ** 2))))
+
+    def some(tensor):
+        """[B, T, H * D], [B, T, H, D] or [B, T, 3, H, D] -> [pairs, T, D] or [pairs, T, 3, D]."""
+        if tensor.dim() == 3:
+            tensor = tensor.unflatten(2, (HEADS, width))
+        tensor = tensor.movedim(-2, 1).flatten(0, 1)
+        return tensor[chosen]
+
+    upstream = random(BATCH, length, HEADS * width, dtype=dtype, seed=1)
+
+    def expect(contestant):
+        keep = 1.0
+        if dropout:
+            found = contestant.keep_mask(*inputs) if contestant.keep_mask else probe_attention(contestant, inputs)
+            share = found.double().sum() / (mask.sum() * pairs)
+            if abs(share - (1 - dropout)) > 0.02:
+                raise SystemExit(f"{contestant.name}: el dropout deja pasar {share:.3f}")
+            keep = found.flatten(0, 1)[chosen] * contestant.keep_scale
+        exact = [some(tensor.detach()).double().requires_grad_() for tensor in inputs]
+        q, k, v = exact[0].unbind(2) if packed else exact
+        scores = (q @ k.transpose(1, 2) / math.sqrt(width)).masked_fill_(~mask, -math.inf)
+        y = (scores.softmax(-1) * keep) @ v
+        return [y.detach()], torch.autograd.grad(y, exact, some(upstream).double())
+
+    scored = mask.sum().item() * pairs
+    ceiling = measure.product_ceilings(dtype)
+    words = ["causal" if causal else "full", "packed" if packed else "separate"]
+    words += [f"dropout {dropout}"] * bool(dropout) + [f"{len(DOCUMENTS)} documents"] * documents
+    peers = [peer] if peer else sdpa_peers(dtype, causal, mask if documents else None, dropout)
+    if documents and not peer:
+        peers.append(sdpa_loop(length))
+    return Case("attention", dtype, ", ".join(words), (BATCH, length, HEADS, width), inputs, (upstream,),
+                [ours(run), *peers], expect, {FORWARD: (ceiling, 4.0 * width * scored),
+                                             BACKWARD: (ceiling, 10.0 * width * scored)}, some,
+                random=bool(dropout))
+
+
+def attention_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        for width in HEAD_DIMS[: 1 if args.quick else None]:
+            for causal in (True, False):
+                for length in args.seq_len:
+                    yield functools.partial(attention_case, dtype, length, width, causal=causal)
+
+
+def separate_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        for causal in (True, False):
+            for length in SEPARATE_LENGTHS:
+                yield functools.partial(attention_case, dtype, length, HEAD_DIMS[0], causal=causal, packed=False)
+
+
+def dropout_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        for length in args.seq_len:
+            yield functools.partial(attention_case, dtype, length, HEAD_DIMS[0], dropout=DROPOUT)
+
+
+def documents_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        for length in args.seq_len:
+            yield functools.partial(attention_case, dtype, length, HEAD_DIMS[0], documents=True)
+
+
+def compile_cases(args) -> Iterator[Callable[[], Case]]:
+    """What torch.compile makes of the same; few shapes, for the sake of the time that compiling takes."""
+    for dtype in args.dtype:
+        for length in COMPILED_LENGTHS:
+            for dropout in (0.0, DROPOUT):
+                yield lambda dtype=dtype, length=length, dropout=dropout: attention_case(
+                    dtype, length, HEAD_DIMS[0], dropout=dropout, peer=sdpa_compiled(True, dropout))
+    for length in FLEX_LENGTHS:
+        yield lambda length=length: attention_case("fp32", length, HEAD_DIMS[0], documents=True, peer=flex(length))
+    for dtype in args.dtype:
+        for shape in NORM_SHAPES[:1]:
+            for kind in ("layer", "rms"):
+                for residual in (False, True):
+                    yield functools.partial(norm_case, kind, residual, dtype, shape, compile_it=True)
+        yield functools.partial(gelu_case, dtype, GELU_SHAPES[0], compile_it=True)
+
+
+# ---- Norms ----------------------------------------------------------------------------------------------------------
+
+
+def norm_case(kind: str, residual: bool, dtype: str, shape: tuple[int, int], dropout=0.0, compile_it=False) -> Case:
+    rows, width = shape
+    parameters = [1 + random(width, dtype=dtype, seed=2) / 10, random(width, dtype=dtype, seed=3) / 10]
+    if kind == "rms":
+        parameters.pop()
+    streams = [random(*shape, dtype=dtype, seed=i) for i in range(1 + residual)]
+    inputs = leaves(*streams, *parameters)
+    upstream = tuple(random(*shape, dtype=dtype, seed=4 + i) for i in range(1 + residual))
+
+    def norm(x, *parameters):
+        if kind == "rms":
+            return F.rms_norm(x, (width,), *parameters, EPS)
+        return F.layer_norm(x, (width,), *parameters, EPS)
+
+    def torchs(x, *others):
+        if not residual:
+            return (norm(x, *others),)
+        stream = others[0] + (F.dropout(x, dropout) if dropout else x)
+        return norm(stream, *others[1:]), stream
+
+    def run(*inputs):
+        if not residual:
+            return (getattr(ops, f"{kind}_norm")(*inputs, EPS),)
+        return getattr(ops, f"add_{kind}_norm")(*inputs, EPS, dropout)
+
+    def part(tensor):
+        """Rows are independent: float64 takes some of them, and what is not a row as it is."""
+        return tensor[:: max(1, rows // 2048)] if tensor.dim() == 2 else tensor
+
+    def normalized(x):
+        if kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+    def expect(contestant):
+        keep = 1.0
+        if dropout:  # the sum with a stream of zeros is zero where a value was dropped
+            probe = [torch.ones(shape, dtype=streams[0].dtype), torch.zeros(shape, dtype=streams[0].dtype), *inputs[2:]]
+            torch.manual_seed(SEED)
+            with torch.no_grad(), contestant.context():
+                found = contestant.run(*probe)[1] != 0
+            if abs(found.double().mean() - (1 - dropout)) > 0.02:
+                raise SystemExit(f"{contestant.name}: el dropout deja pasar {found.double().mean():.3f}")
+            keep = found * contestant.keep_scale
+        exact = [part(tensor).detach().double().requires_grad_() for tensor in inputs]
+        stream = exact[0] * (part(keep) if dropout else 1) + exact[1] if residual else exact[0]
+        y = normalized(stream) * exact[1 + residual] + (exact[-1] if kind == "layer" else 0)
+        outputs = (y, stream)[: 1 + residual]
+        given = torch.autograd.grad(outputs, exact[: 1 + residual], [part(tensor).double() for tensor in upstream])
+        with torch.no_grad():  # the parameters' gradients are sums over all rows
+            stream = inputs[0] * keep + inputs[1].double() if residual else inputs[0].double()
+            rest = [(normalized(stream) * upstream[0]).sum(0), upstream[0].double().sum(0)]
+        return [tensor.detach() for tensor in outputs], [*given, *rest[: len(parameters)]]
+
+    peer = torch_peer(f"F.{kind}_norm" + ", x + r first" * residual, torchs, compile_it)
+    size = streams[0].nbytes
+    # Tensors of this size that must be read or written: x, y; x, r, y, x + r. Backward: x, dy, dx; x + r, dy, d(x + r),
+    # and one gradient for both x and r unless dropout makes two of it.
+    moved = {FORWARD: 4 if residual else 2, BACKWARD: (5 if dropout else 4) if residual else 3}
+    variant = ("residual" if residual else "plain") + (f", dropout {dropout}" if dropout else "")
+    return Case(f"{kind}_norm", dtype, variant, shape, inputs, upstream, [ours(run), peer], expect,
+                {direction: (copies(streams[0]), float(count * size)) for direction, count in moved.items()},
+                part, random=bool(dropout))
+
+
+def norms_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        for shape in NORM_SHAPES[: 1 if args.quick else None]:
+            for kind in ("layer", "rms"):
+                for residual, dropout in ((False, 0.0), (True, 0.0), (True, DROPOUT)):
+                    yield functools.partial(norm_case, kind, residual, dtype, shape, dropout)
+
+
+# ---- Activation and loss --------------------------------------------------------------------------------------------
+
+
+def gelu_case(dtype: str, shape: tuple[int, int], compile_it=False) -> Case:
+    inputs = leaves(random(*shape, dtype=dtype))
+    upstream = random(*shape, dtype=dtype, seed=1)
+
+    def torchs(x):
+        return (F.gelu(x, approximate="tanh"),)
+
+    def expect(contestant):
+        x = inputs[0].detach().double().requires_grad_()
+        y = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return [y.detach()], torch.autograd.grad(y, x, upstream.double())
+
+    peer = torch_peer("F.gelu", torchs, compile_it)
+    size = float(inputs[0].nbytes)
+    return Case("gelu_tanh", dtype, "plain", shape, inputs, (upstream,),
+                [ours(lambda x: (ops.gelu_tanh(x),)), peer], expect,
+                {FORWARD: (copies(inputs[0]), 2 * size), BACKWARD: (copies(inputs[0]), 3 * size)})
+
+
+def activation_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        for shape in GELU_SHAPES[: 1 if args.quick else None]:
+            yield functools.partial(gelu_case, dtype, shape)
+
+
+def loss_case(dtype: str, shape: tuple[int, int, int]) -> Case:
+    """Forward and backward are timed together: who computes gradients in forward has no backward to speak of."""
+    count, width, vocabulary = shape
+    inputs = leaves(random(count, width, dtype=dtype), random(vocabulary, width, dtype=dtype, seed=1) / 50)
+    targets = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(SEED))
+    upstream = torch.tensor(1.0)
+
+    def expect(contestant):
+        hidden, weight = (tensor.detach().double().requires_grad_() for tensor in inputs)
+        loss = F.cross_entropy(F.linear(hidden, weight), targets, reduction="sum")
+        return [loss.detach()], torch.autograd.grad(loss, (hidden, weight))
+
+    def torchs(hidden, weight):
+        return (F.cross_entropy(F.linear(hidden, weight), targets, reduction="sum").float(),)
+
+    def widened(hidden, weight):
+        return (F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="sum"),)
+
+    peers = [Contestant("F.cross_entropy(F.linear)", torchs)]
+    if dtype != "fp32":
+        peers.append(Contestant("F.cross_entropy(F.linear.float)", widened))
+    flops = 2.0 * count * width * vocabulary
+    ceiling = measure.product_ceilings(dtype)
+    return Case("linear_cross_entropy", dtype, "summed", shape, inputs, (upstream,),
+                [ours(lambda *given: (ops.linear_cross_entropy(*given, targets),)), *peers], expect,
+                {INFERENCE: (ceiling, flops), BOTH: (ceiling, 3 * flops)}, directions=(INFERENCE, BOTH))
+
+
+def loss_cases(args) -> Iterator[Callable[[], Case]]:
+    for dtype in args.dtype:
+        yield functools.partial(loss_case, dtype, QUICK_LOSS_SHAPE if args.quick else LOSS_SHAPE)
+
+
+# ---- Measuring ------------------------------------------------------------------------------------------------------
+
+
+def outcome(case: Case, contestant: Contestant) -> dict[str, tuple[float, float]]:
+    """Direction -> errors against float64."""
+    outputs, gradients = case.expected(contestant)
+    torch.manual_seed(SEED)
+    with contestant.context():
+        results = contestant.run(*case.inputs)
+    found = {FORWARD: measure.errors(map(case.part, results), outputs)}
+    if contestant.directions != (FORWARD,):
+        given = torch.autograd.grad(results, case.inputs, case.upstream)
+        found[BACKWARD] = measure.errors(map(case.part, given), gradients)
+    found[INFERENCE], found[BOTH] = found[FORWARD], found.get(BACKWARD)
+    return found
+
+
+def action(case: Case, contestant: Contestant, direction: str) -> Callable:
+    """What the clock runs."""
+    run, inputs, upstream = contestant.run, case.inputs, case.upstream
+    if direction == FORWARD:
+        return lambda: run(*inputs)
+    if direction == INFERENCE:
+        return torch.no_grad()(lambda: run(*inputs))
+    if direction == BOTH:
+        return lambda: torch.autograd.grad(run(*inputs), inputs, upstream)
+    with contestant.context():
+        outputs = run(*inputs)
+    return lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True)
+
+
+def measure_case(case: Case, threads: int, errors: dict, ceilings: dict[str, float], args) -> list[dict]:
+    rows = []
+    mine = case.contestants[0]
+    for direction in case.directions:
+        playing = [c for c in case.contestants if direction in c.directions or case.directions == (INFERENCE, BOTH)]
+        actions = {c.name: action(case, c, direction) for c in playing}
+        for contestant in playing:
+            if contestant.kind in ("compile", "flex"):  # compiled anew for each number of threads
+                with contestant.context():
+                    actions[contestant.name]()
+        samples = measure.take_turns(
+            actions,
+            {c.name: c.context for c in playing},
+            {c.name: c.kind for c in playing},
+            rounds=args.rounds, budget_s=args.seconds)
+        limits, amount = case.work[direction]
+        ceiling = max(limits, key=ceilings.__getitem__)
+        for peer in playing[1:]:
+            times = measure.comparison(samples[mine.name], samples[peer.name])
+            rows.append({
+                "op": case.op, "dtype": case.dtype, "variant": case.variant, "direction": direction,
+                "shape": list(case.shape), "threads": threads, "peer": peer.name, "peer_kind": peer.kind, **times,
+                "error": errors[mine.name][direction][0], "peer_error": errors[peer.name][direction][0],
+                "max_error": errors[mine.name][direction][1], "peer_max_error": errors[peer.name][direction][1],
+                "share_of_ceiling": amount / (times["ours_ms"] / 1e3) / (ceilings[ceiling] * 1e9),
+                "ceiling": ceiling,
+            })
+    return rows
+
+
+def print_row(row: dict) -> None:
+    shape = "x".join(map(str, row["shape"]))
+    ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
+    times = " ".join(f"{row[name]:>8.3f}" for name in ("ours_ms", "ours_min", "ours_p90"))
+    theirs = " ".join(f"{row[name]:>8.3f}" for name in ("peer_ms", "peer_min", "peer_p90"))
+    print(f"{row['op']:20} {row['dtype']} {row['variant']:27} {row['direction']:20} {shape:15} {row['threads']:>2}"
+          f" {times} {row['peer']:31} {theirs} {ratio:>19} {row['error']:.2e} {row['peer_error']:.2e}"
+          f" {row['max_error']:.1e} {row['peer_max_error']:.1e} {row['share_of_ceiling']:>5.0%}", flush=True)
+
+
+def print_heads() -> None:
+    times = f"{'mediana':>8} {'mínimo':>8} {'p90':>8}"
+    print(f"{'operación':20} tipo {'variante':27} {'sentido':20} {'forma':15} {'h.':>2} {times} {'rival':31} {times}"
+          f" {'razón (mín-máx)':>19} {'error':8} {'su error':8} {'máximo':7} {'su máx.':7} techo")
+
+
+# ---- Summary --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Line:
+    """A line of the summary: which rows it takes together, and what was to be reached."""
+
+    label: str
+    op: str
+    variant: str
+    dtype: str | None = None
+    kind: str = "torch"
+    targets: dict[str, float] = dataclasses.field(default_factory=dict)
+    directions: tuple[str, str] = (FORWARD, BACKWARD)
+
+    def takes(self, row: dict) -> bool:
+        return (row["op"], row["variant"], row["peer_kind"]) == (self.op, self.variant, self.kind) and (
+            self.dtype in (None, row["dtype"])) and (row["op"] != "attention" or row["shape"][1] >= SUMMARY_FROM)
+
+
+def both(value: float, backward: float | None = None) -> dict[str, float]:
+    return {FORWARD: value, BACKWARD: backward or value}
+
+
+LINES = [
+    Line("atención fp32 causal", "attention", "causal, packed", "fp32", targets=both(1.5)),
+    Line("atención fp32 completa", "attention", "full, packed", "fp32", targets=both(1.1)),
+    Line("atención bf16 causal", "attention", "causal, packed", "bf16", targets=both(2.5)),
+    Line("atención bf16 completa", "attention", "full, packed", "bf16", targets=both(1.8)),
+    Line("atención con dropout 0,1", "attention", "causal, packed, dropout 0.1", targets=both(4.0, 3.0)),
+    Line("atención, 4 documentos, frente a máscara", "attention", "causal, packed, 4 documents", targets=both(3.0)),
+    Line("rms_norm", "rms_norm", "plain", targets=both(2.0, 4.0)),
+    Line("residuo + layer_norm", "layer_norm", "residual", targets=both(1.3, 1.5)),
+    Line("atención fp32 causal, q k v separados", "attention", "causal, separate", "fp32"),
+    Line("atención fp32 completa, q k v separados", "attention", "full, separate", "fp32"),
+    Line("atención bf16 causal, q k v separados", "attention", "causal, separate", "bf16"),
+    Line("atención bf16 completa, q k v separados", "attention", "full, separate", "bf16"),
+    Line("atención, 4 documentos, frente a uno por uno", "attention", "causal, packed, 4 documents", kind="loop"),
+    Line("atención, 4 documentos, frente a flex_attention", "attention", "causal, packed, 4 documents", kind="flex"),
+    Line("atención fp32 causal, frente a torch.compile", "attention", "causal, packed", "fp32", "compile"),
+    Line("atención bf16 causal, frente a torch.compile", "attention", "causal, packed", "bf16", "compile"),
+    Line("atención con dropout 0,1, frente a torch.compile", "attention", "causal, packed, dropout 0.1",
+         kind="compile"),
+    Line("rms_norm, frente a torch.compile", "rms_norm", "plain", kind="compile"),
+    Line("residuo + layer_norm, frente a torch.compile", "layer_norm", "residual", kind="compile"),
+    Line("layer_norm", "layer_norm", "plain"),
+    Line("layer_norm, frente a torch.compile", "layer_norm", "plain", kind="compile"),
+    Line("residuo con dropout + layer_norm", "layer_norm", "residual, dropout 0.1"),
+    Line("residuo + rms_norm", "rms_norm", "residual"),
+    Line("residuo + rms_norm, frente a torch.compile", "rms_norm", "residual", kind="compile"),
+    Line("residuo con dropout + rms_norm", "rms_norm", "residual, dropout 0.1"),
+    Line("GELU (tanh)", "gelu_tanh", "plain"),
+    Line("GELU (tanh), frente a torch.compile", "gelu_tanh", "plain", kind="compile"),
+    Line("capa final + entropía cruzada fp32", "linear_cross_entropy", "summed", "fp32", directions=(INFERENCE, BOTH)),
+    Line("capa final + entropía cruzada bf16", "linear_cross_entropy", "summed", "bf16", directions=(INFERENCE, BOTH)),
+]
+
+
+def fastest(rows: list[dict]) -> list[dict]:
+    """Of rows that differ in the peer alone, the one with the fastest peer."""
+    best: dict[tuple, dict] = {}
+    for row in rows:
+        key = (row["dtype"], tuple(row["shape"]))
+        if key not in best or row["peer_ms"] < best[key]["peer_ms"]:
+            best[key] = row
+    return list(best.values())
+
+
+def summarize(rows: list[dict]) -> list[dict]:
+    """One entry for each line, direction and number of threads that was measured."""
+    summary = []
+    for line in LINES:
+        for direction in line.directions:
+            for threads in sorted({row["threads"] for row in rows}):
+                chosen = fastest([row for row in rows if line.takes(row) and row["direction"] == direction
+                                  and row["threads"] == threads])
+                if chosen:
+                    ratios = [row["ratio"] for row in chosen]
+                    summary.append({
+                        "line": line.label, "direction": direction, "threads": threads, "cells": len(chosen),
+                        "ratio": measure.geometric_mean(ratios), "lowest": min(ratios), "highest": max(ratios),
+                        "target": line.targets.get(direction), "peers": sorted({row["peer"] for row in chosen}),
+                        "share_of_ceiling": measure.geometric_mean([row["share_of_ceiling"] for row in chosen]),
+                    })
+    return summary
+
+
+def markdown(summary: list[dict]) -> str:
+    """The summary as a table: geometric means, the lowest and highest ratio of a cell in brackets."""
+    threads = sorted({entry["threads"] for entry in summary})
+    columns = [(direction, n) for direction in (0, 1) for n in threads]
+    heads = [f"{('ida', 'vuelta')[direction]}, {n} hilo{'s' if n > 1 else ''}" for direction, n in columns]
+    lines = [f"| frente a torch | {' | '.join(heads)} | objetivo | parte del techo, en el mismo orden |",
+             "|---" * (len(columns) + 3) + "|"]
+    names = {line.label: line for line in LINES}
+    for label in dict.fromkeys(entry["line"] for entry in summary):
+        found = {(names[label].directions.index(entry["direction"]), entry["threads"]): entry
+                 for entry in summary if entry["line"] == label}
+        cells = []
+        for column in columns:
+            entry = found.get(column)
+            cells.append("" if entry is None else f"{entry['ratio']:.2f} ({entry['lowest']:.2f}-{entry['highest']:.2f})"
+                         + (" ✗" if entry["target"] and entry["ratio"] < entry["target"] else ""))
+        targets = [f"{value:g}x" for value in names[label].targets.values()]
+        shares = [f"{found[column]['share_of_ceiling']:.0%}" for column in columns if column in found]
+        lines.append(f"| {label} | {' | '.join(cells)} | {' / '.join(targets)} | {' '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def print_errors(rows: list[dict]) -> None:
+    """Where our error is greater than a peer's; 2 % are left to chance, the rounding of the results themselves."""
+    worse = [row for row in rows if row["error"] > 1.02 * row["peer_error"]]
+    print(f"Error frente a float64 mayor que el del rival en {len(worse)} de {len(rows)} comparaciones.")
+    told = {}
+    for row in sorted(worse, key=lambda row: row["peer_error"] / row["error"], reverse=True):  # the worst comes last
+        what = f"{row['op']} {row['dtype']} {row['variant']}, {row['direction']}, {row['peer']}"
+        told[what] = f"{row['error']:.2e} frente a {row['peer_error']:.2e} con {'x'.join(map(str, row['shape']))}"
+    for what, figures in told.items():
+        print(f"  {what}: {figures}")
+
+
+SECTIONS = {"attention": attention_cases, "separate": separate_cases, "dropout": dropout_cases,
+            "documents": documents_cases, "norms": norms_cases, "activation": activation_cases, "loss": loss_cases,
+            "compile": compile_cases}
+
+
+def refusals(dtypes: list[str]) -> list[str]:
+    """Backends of SDPA that torch does not have here, and where: causal, full, with a mask, with dropout."""
+    told: dict[tuple[str, str], list[str]] = {}
+    uses = {"causal": (True, False, 0.0), "completa": (False, False, 0.0), "con máscara": (False, True, 0.0),
+            "con dropout": (True, False, DROPOUT)}
+    for name, backend in backends():
+        for dtype in dtypes:
+            for use, arguments in uses.items():
+                why = refusal(backend, dtype, *arguments)
+                if why:
+                    told.setdefault((name, why), []).append(f"{dtype} {use}")
+    return [f"SDPA {name} no se mide ({', '.join(where)}): {why}" for (name, why), where in told.items()]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Mide las operaciones propias frente a las de torch, en la CPU.")
+    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--markdown", action="store_true",
+                        help="a la salida solo la tabla del resumen; lo demás, a la de errores")
+    parser.add_argument("--only", type=measure.names(*SECTIONS), default=None, metavar="PARTES",
+                        help=f"solo estas partes, separadas por comas: {', '.join(SECTIONS)}")
+    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
+    parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32,bf16",
+                        help="tipos de los tensores (por defecto: fp32,bf16)")
+    parser.add_argument("--seq-len", type=measure.numbers, default=None,
+                        help=f"longitudes T de la atención (por defecto: {','.join(map(str, LENGTHS))})")
+    parser.add_argument("--rounds", type=int, default=5, help="rondas como mínimo (por defecto: 5)")
+    parser.add_argument("--seconds", type=float, default=None,
+                        help="tiempo mínimo por comparación (por defecto: 0.3; con --quick, 0.05)")
+    parser.add_argument("--quick", action="store_true", help="menos formas y menos tiempo: menos de dos minutos")
+    return parser
+
+
+def race(args) -> dict:
+    """Measure what the arguments ask for, printing as it goes; returns what goes into the JSON file."""
+    neighbours = measure.Neighbours()
+    ceilings = {}
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        ceilings[threads] = measure.ceilings(args.quick)
+    result = {"benchmark": "kernels", **measure.environment(), "notes": refusals(args.dtype), "ceilings": ceilings}
+    print(f"{result['device']}; {result['extension']} ({result['instruction_set']}); torch {torch.__version__} "
+          f"({result['torch_instruction_set']})")
+    for threads, found in ceilings.items():
+        print(f"techo con {threads} hilos: " + ", ".join(f"{name} {value:.0f}" for name, value in found.items()))
+    print("\n".join(result["notes"]))
+    print_heads()
+    rows = result["rows"] = []
+    for section in args.only or [name for name in SECTIONS if not args.quick or name not in ("compile", "separate")]:
+        for make in SECTIONS[section](args):
+            case = make()
+            torch.set_num_threads(max(args.threads))
+            errors = {contestant.name: outcome(case, contestant) for contestant in case.contestants}
+            for threads in args.threads:
+                torch.set_num_threads(threads)
+                torch._dynamo.reset()  # what is compiled is compiled for a number of threads
+                for row in measure_case(case, threads, errors, ceilings[threads], args):
+                    rows.append(row)
+                    print_row(row)
+    print_errors(rows)
+    result["others_share"] = neighbours.warn()
+    result["summary"] = summarize(rows)
+    return result
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = build_parser().parse_args(argv)
+    args.seq_len = args.seq_len or list(QUICK_LENGTHS if args.quick else LENGTHS)
+    args.seconds = args.seconds if args.seconds is not None else (0.05 if args.quick else 0.3)
+    measure.settle()
+    with measure.restored(), contextlib.redirect_stdout(sys.stderr if args.markdown else sys.stdout):
+        result = race(args)
+    print(markdown(result["summary"]))
+    measure.write(args.json, result)
+
+
+if __name__ == "__main__":
+    main()
