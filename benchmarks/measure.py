@@ -32,7 +32,7 @@ SLOW_RATIO, SLOW_ROUNDS = 1.5, 2  # a peer this far behind another of its kind l
 SLOW_S, VERY_SLOW_S = 0.02, 0.1  # if a call takes more than 20 ms; if more than 100 ms, before them, with one sample
 MOST_ROUNDS = 200
 CACHED_BYTES = 12 * 2**20  # 4096 x 768 in fp32
-LONG_S, LONG_ROUNDS = 3.0, 3  # a comparison that has taken this long may end after 3 rounds
+LONG_S, LONG_ROUNDS = 2.0, 3  # a comparison that has taken this long ends after 3 rounds
 
 
 def settle() -> None:
@@ -102,9 +102,10 @@ def take_turns(
     kinds: dict[str, str] | None = None,
     *,
     rounds: int,
-    budget_s: float,
+    budget_s: float = 0.0,
+    long_s: float = LONG_S,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each function, one sample a round; `rounds` rounds (3 if they take long), and on until
+    """Seconds per call of each function, one sample a round; `rounds` rounds (3 if they take `long_s`), and on until
     `budget_s`.
 
     kinds: of several slow functions of one kind only the fastest stays to the end; the lists of the rest are shorter.
@@ -129,7 +130,7 @@ def take_turns(
     try:
         for done in range(rounds_done, MOST_ROUNDS):
             spent = time.perf_counter() - begin
-            if (done >= rounds and spent >= budget_s) or (done >= LONG_ROUNDS and spent >= LONG_S):
+            if (done >= rounds and spent >= budget_s) or (done >= LONG_ROUNDS and spent >= long_s):
                 break
             if done == SLOW_ROUNDS:
                 racing = _leaders(racing, samples, kinds, SLOW_S)

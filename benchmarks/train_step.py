@@ -40,6 +40,7 @@ SEED = 1234
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 6e-4, 0.1, 1.0
 DROPOUT, DROPOUT_LENGTH = 0.1, 512
 MEMORY_STEPS = 3
+LONG_S = 60.0  # a comparison that has taken this long ends after 3 rounds
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}  # relative RMS error of the logits
 OURS_CHOICE = "fused"  # what is measured as ours, a mode of ops.using
 OURS, SDPA, NANOGPT, EXACT = "ours", "ours with sdpa", "nanoGPT", "nanoGPT, exact GELU"
@@ -110,7 +111,7 @@ def nanogpt(name: str, folder: str, dropout: float) -> Contestant:
                 module.approximate = "tanh"
 
     def logits(model, tokens):  # without targets it gives those of the last position alone
-        return model(tokens, tokens)[0]
+        return model(tokens, tokens.contiguous())[0]
 
     def loss(model, batch):
         return model(batch[:, :-1], batch[:, 1:].contiguous())[1]
@@ -159,10 +160,11 @@ def same_start(playing: list[Contestant], batch: torch.Tensor, dtype: str) -> di
 def measure_steps(playing, length, dtype, dropout, threads, ceilings, errors, args) -> list[dict]:
     batch = tokens(length)
     steps = {c.name: functools.partial(c.step, batch, dtype) for c in playing}
-    for contestant in playing:  # the first step makes the optimiser's state
-        with contestant.context():
-            steps[contestant.name]()
-    samples = measure.take_turns(steps, {c.name: c.context for c in playing}, rounds=args.rounds, budget_s=args.seconds)
+    for contestant in playing:
+        if not contestant.optimizer.state:  # made in the first step
+            with contestant.context():
+                steps[contestant.name]()
+    samples = measure.take_turns(steps, {c.name: c.context for c in playing}, rounds=args.rounds, long_s=LONG_S)
     flops = dataclasses.replace(CONFIG, seq_len=length).flops_per_token() * BATCH * length
     ceiling = max(measure.product_ceilings(dtype), key=ceilings.__getitem__)
     mine = playing[0].name
@@ -279,8 +281,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seq-len", type=measure.numbers, default="128,512", help="longitudes (por defecto: 128,512)")
     parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32",
                         help="fp32, y bf16 con autocast (por defecto: fp32)")
-    parser.add_argument("--rounds", type=int, default=5, help="rondas como mínimo (por defecto: 5)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="tiempo mínimo por comparación (por defecto: 20)")
+    parser.add_argument("--rounds", type=int, default=5, help="rondas, 3 si duran mucho (por defecto: 5)")
     parser.add_argument("--no-memory", action="store_true", help="sin medir la memoria, que pide un proceso por modelo")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)  # the child's side of peak_memory
     return parser

@@ -1,8 +1,8 @@
 // GELU in its tanh form and SwiGLU, forward and backward. Included by kernels.cpp alone.
 //
-// Both are x * sigmoid(something): tanh(u) = 2 sigmoid(2u) - 1 turns x/2 (1 + tanh u) into x sigmoid(2u), which keeps its
-// relative precision where 1 + tanh u cancels. What goes into the exponential is bounded by bounding x, where the functions
-// are as good as 0 or x: infinities need no case of their own, and NaNs pass through the comparisons.
+// Both are x * sigmoid(something): tanh(u) = 2 sigmoid(2u) - 1 turns x/2 (1 + tanh u) into x sigmoid(2u), which keeps
+// its relative precision where 1 + tanh u cancels. What goes into the exponential is bounded by bounding x, where the
+// functions are as good as 0 or x: infinities need no case of their own, and NaNs pass through the comparisons.
 #pragma once
 
 #include "cpu/activation.h"
@@ -94,7 +94,9 @@ template <typename T>
 void gelu_tanh_all(const void* x, void* y, int64_t count) {
   const T* from = static_cast<const T*>(x);
   T* to = static_cast<T*>(y);
-  sweep<T>(count, [=](auto get, auto put) __attribute__((always_inline)) { put(to, gelu_tanh<Compute<T>>(get(from))); });
+  sweep<T>(count, [=](auto get, auto put) __attribute__((always_inline)) {
+    put(to, gelu_tanh<Compute<T>>(get(from)));
+  });
 }
 
 template <typename T>

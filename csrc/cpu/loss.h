@@ -5,7 +5,7 @@
 
 namespace aura {
 
-// Rows of logits become their losses and, where wanted, their own gradients: docs/kernels.md.
+// Rows of logits become their losses and, where wanted, their own gradients.
 struct CrossEntropyRows {
   void* logits;  // [rows, classes], the elements of a row contiguous
   int64_t row_stride, classes;
