@@ -18,6 +18,7 @@ from aura.errors import UserError
 CHOICES = ("auto", "fused", "sdpa", "reference")
 KERNEL_DEVICES = ("cpu",)
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+KERNEL_WIDTH = 256  # of an attention head, at most
 
 _choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others
 _fused = None  # the package of our kernels, once loaded
@@ -27,16 +28,18 @@ def use(choice="auto"):
     """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
 
     auto is fused where the extension can be built, else sdpa. Builds and loads the extension if need be. Tensors our
-    kernels do not take (float16, other devices) go to torch's in any case. Raises UserError where fused cannot be had.
+    kernels do not take (float16, heads wider than 256, other devices) go to torch's in any case. Raises UserError where
+    fused cannot be had.
     """
     global _choice
-    wanted = choice
+    if choice not in CHOICES:
+        raise UserError(f"--attention {choice!r}: se espera {', '.join(CHOICES)}")
     if choice in ("auto", "fused"):
         reason = _load()
         if reason and choice == "fused":
             raise UserError(f"--attention fused: {reason}; use --attention auto o sdpa")
-        wanted = "sdpa" if reason else "fused"
-    _choice = wanted
+        choice = "sdpa" if reason else "fused"
+    _choice = choice
 
 
 @contextlib.contextmanager
@@ -86,7 +89,7 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
     document alone. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if _takes(q):
+    if _takes(q) and q.shape[-1] <= KERNEL_WIDTH:
         return _fused.attention.attention(q, k, v, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
     mask = _mask(q, k, causal, lengths, cu_seqlens)
     plain = _written_out if _choice == "reference" else F.scaled_dot_product_attention
@@ -101,7 +104,7 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
 
 def attention_packed(qkv, **options):
     """attention() of one projection [B, T, 3, H, D] with q, k and v side by side, not copied. Returns [B, T, H, D]."""
-    if not _takes(qkv):
+    if not _takes(qkv) or qkv.shape[-1] > KERNEL_WIDTH:
         return attention(*qkv.unbind(2), **options)
     options = {"causal": True, "scale": None, "dropout": 0.0, "lengths": None, "cu_seqlens": None, **options}
     options["scale"] = qkv.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aura import extension, ops
+from aura.errors import UserError
 from tests import support
 
 CPU = torch.device("cpu")
@@ -165,6 +166,19 @@ def test_other_devices_go_to_torch(fused):
 
 
 # ---- The choice ------------------------------------------------------------------------------------------------------
+
+
+def test_heads_too_wide_for_the_kernels_go_to_torch(fused):
+    inputs = torch.randn(1, 9, 3, 2, 300, generator=torch.Generator().manual_seed(0))
+    with ops.using("fused"):
+        found = ops.attention_packed(inputs)
+    with ops.using("reference"):
+        torch.testing.assert_close(found, ops.attention_packed(inputs))
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(UserError, match="'flash'.*auto, fused, sdpa, reference"):
+        ops.use("flash")
 
 
 def test_using_restores(fused):
