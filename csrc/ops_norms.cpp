@@ -168,7 +168,7 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
 
   // Blocks of rows that do not depend on the number of threads, so that neither do the sums. Long enough for a block's
   // partial sums to be little beside its rows, and a bounded number of them.
-  const int64_t block = std::max<int64_t>(32, (rows + 511) / 512 * 4);
+  const int64_t block = std::max<int64_t>(32, (rows + 1023) / 1024 * 4);
   const int64_t blocks = (rows + block - 1) / block;
   const int64_t stride = mean.defined() ? 2 * columns : columns;
   const Tensor partials = at::empty({blocks, stride}, statistics(x));

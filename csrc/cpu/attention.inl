@@ -60,18 +60,18 @@ AURA_INLINE void tile(int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64
   Vec<C> sum[R][V] = {};
   for (int64_t k = 0; k < depth; ++k) {
     Vec<C> right[V];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) right[v] = load<Vec<C>>(b + k * b_stride + v * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Vec<C> left = splat<Vec<C>>(a.at(r, k));
-#pragma GCC unroll 3
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sum[r][v] += left * right[v];
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       C* to = c + r * c_stride + v * W;
       if (kTo == To::kSum) sum[r][v] += load<Vec<C>>(to);
@@ -84,11 +84,12 @@ AURA_INLINE void tile(int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64
 template <int V, To kTo, typename C, bool kAdjacentRows>
 void product_of(int64_t rows, int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64_t b_stride, C* c,
                 int64_t c_stride, const C* factor) {
+  constexpr int kMost = V == 4 ? 6 : kRows;
   int64_t row = 0;
-  for (; row + kRows <= rows; row += kRows) {
-    tile<kRows, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
+  for (; row + kMost <= rows; row += kMost) {
+    tile<kMost, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
   }
-  if (kRows > 4 && row + 4 <= rows) {
+  if (kMost > 4 && row + 4 <= rows) {
     tile<4, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
     row += 4;
   }
@@ -99,13 +100,18 @@ void product_of(int64_t rows, int64_t depth, Left<C, kAdjacentRows> a, const C* 
   if (row < rows) tile<1, V, kTo>(depth, a.skip_rows(row), b, b_stride, c + row * c_stride, c_stride, factor);
 }
 
-// c = to + a b over `vectors` vectors of lanes: three at a time, four as two and two.
+// c = to + a b over `vectors` vectors of lanes: three at a time, or four where that leaves none over and the registers
+// hold 6 x 4 sums.
 template <To kTo, typename C, bool kAdjacentRows>
 void product(int64_t vectors, int64_t rows, int64_t depth, Left<C, kAdjacentRows> a, const C* b, int64_t b_stride, C* c,
              int64_t c_stride, const C* factor = nullptr) {
   while (vectors > 0) {
-    const int64_t now = vectors == 4 ? 2 : smaller(vectors, 3);
+    constexpr bool kFour = kRows == 8;
+    const int64_t now = vectors % 4 == 0 && kFour ? 4 : vectors == 4 ? 2 : smaller(vectors, 3);
     switch (now) {
+      case 4:
+        if constexpr (kFour) product_of<4, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor);
+        break;
       case 3: product_of<3, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
       case 2: product_of<2, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
       default: product_of<1, kTo>(rows, depth, a, b, b_stride, c, c_stride, factor); break;
@@ -332,9 +338,10 @@ struct Softmax {
 };
 
 // Scores to weights in place, for vector v of the queries.
-template <typename C, bool kDrop>
-void weigh(const AttentionInputs& in, const Block& block, int64_t row, int64_t head, int64_t v, C* scores,
-           Softmax<C>& softmax) {
+template <typename T, bool kDrop>
+void weigh(const AttentionInputs& in, const Block& block, int64_t row, int64_t head, int64_t v, Compute<T>* scores,
+           Softmax<Compute<T>>& softmax) {
+  using C = Compute<T>;
   constexpr int W = kWidth<C>, Q = kQueryBlock<C>;
   using V = Vec<C>;
   const int64_t keys = block.diagonal ? smaller(block.keys, (v + 1) * W) : block.keys;
@@ -356,7 +363,7 @@ void weigh(const AttentionInputs& in, const Block& block, int64_t row, int64_t h
   V sum{};
   for_keys<C, kDrop>(in.dropout, row + v * W, head, block.first, 0, keys, [&](int64_t n, auto kept) {
     C* s = scores + n * Q + v * W;
-    const V weight = exp2(load<V>(s) - base);
+    const V weight = exp2_for<T>(load<V>(s) - base);
     sum += weight;
     store(s, kDrop ? (kept ? weight : V{}) : weight);
   });
@@ -395,7 +402,7 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
       product<To::kNothing>(vectors - skip, b - a, width, left, q + skip * W, Q, scores + a * Q + skip * W, Q);
     });
     for (int64_t i = 0; i < vectors; ++i) {
-      weigh<C, kDrop>(in, block, row, task.head, i, scores, softmax);
+      weigh<T, kDrop>(in, block, row, task.head, i, scores, softmax);
     }
     for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
       const Left<C, true> left{v + (block.first + a) * padded, padded};
@@ -420,8 +427,13 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
   }
   C* lse = static_cast<C*>(job.lse) + row * in.heads + task.head;
   for (int64_t i = 0; i < queries; ++i) {
-    const C log2 = sizeof(C) == 8 ? C(__builtin_log2(softmax.sum[i])) : C(__builtin_log2f(softmax.sum[i]));
-    lse[i * in.heads] = softmax.sum[i] == 0 ? -kInfinity<C> : C(kLn2) * (softmax.maximum[i] + log2);
+    if (i % W == 0) {
+      using V = Vec<C>;
+      const V sum = load<V>(softmax.sum + i);
+      const V natural = (load<V>(softmax.maximum + i) + log2(sum)) * C(kLn2);
+      store(softmax.sum + i, sum == 0 ? splat<V>(-kInfinity<C>) : natural);
+    }
+    lse[i * in.heads] = softmax.sum[i];
   }
 }
 
@@ -492,7 +504,7 @@ void load_queries(const AttentionBackward& job, const Sequence& sequence, int64_
 }
 
 // From scores and the gradient of the weights: the weights as the values saw them, and the gradient of the scores.
-template <typename C, bool kDrop>
+template <typename T, bool kDrop, typename C>
 void weigh_backward(const AttentionInputs& in, const Block& block, int64_t row, int64_t head, int64_t v,
                     const QueryBlock<C>& query, C* weights, C* gradients) {
   constexpr int W = kWidth<C>, Q = kQueryBlock<C>;
@@ -502,7 +514,7 @@ void weigh_backward(const AttentionInputs& in, const Block& block, int64_t row, 
   const int64_t keys = block.diagonal ? smaller(block.keys, (v + 1) * W) : block.keys;
   for_keys<C, kDrop>(in.dropout, row + v * W, head, block.first, 0, keys, [&](int64_t n, auto kept) {
     C *w = weights + n * Q + v * W, *g = gradients + n * Q + v * W;
-    V weight = exp2(load<V>(w) - lse);
+    V weight = exp2_for<T>(load<V>(w) - lse);
     if (block.diagonal && n >= v * W) weight = seen_in_diagonal<C>(n, v) ? weight : V{};
     V gradient = load<V>(g);
     if (kDrop) gradient = kept ? gradient * keep : V{};
@@ -555,7 +567,7 @@ void backward_keys(const AttentionBackward& job, const AttentionTask& task, int6
         product<To::kNothing>(vectors - skip, b - a, width, v_left, query.dout + skip * W, Q, gradients + at, Q);
       });
       for (int64_t i = 0; i < vectors; ++i) {
-        weigh_backward<C, kDrop>(in, block, row, task.head, i, query, weights, gradients);
+        weigh_backward<T, kDrop>(in, block, row, task.head, i, query, weights, gradients);
       }
       for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
         const int64_t first = skip * W, depth = queries - first, at = a * Q + first, to = offset + a * padded;

@@ -253,7 +253,8 @@ AURA_INLINE void drop_row(const NormBackward& a, int64_t row) {
   });
 }
 
-// kRows rows together, so that dweight and dbias are loaded and stored once for all of them.
+// kRows rows together, so that dweight and dbias are loaded and stored once for all of them; and the rows are added up
+// before that, because one long chain of sums would round more.
 template <typename X, typename R, typename W, bool kRms, int kRows>
 AURA_INLINE void backward_rows(const NormBackward& a, int64_t row, Compute<R>* dweight, Compute<R>* dbias) {
   using C = Compute<R>;
@@ -268,8 +269,7 @@ AURA_INLINE void backward_rows(const NormBackward& a, int64_t row, Compute<R>* d
   }
   const auto accumulate = [&](int64_t c, auto part) __attribute__((always_inline)) {
     const Vec<C> w = load_part(weight + c, part);
-    Vec<C> dw = load_part(dweight + c, part), db{};
-    if constexpr (!kRms) db = load_part(dbias + c, part);
+    Vec<C> dw{}, db{};
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
       const Vec<C> n = (load_part(x + i * a.columns + c, part) - mean[i]) * rstd[i];
@@ -282,8 +282,8 @@ AURA_INLINE void backward_rows(const NormBackward& a, int64_t row, Compute<R>* d
       sum_gn[i] += g * n;
       dw += d * n;
     }
-    store_part(dweight + c, dw, part);
-    if constexpr (!kRms) store_part(dbias + c, db, part);
+    store_part(dweight + c, load_part(dweight + c, part) + dw, part);
+    if constexpr (!kRms) store_part(dbias + c, load_part(dbias + c, part) + db, part);
   };
   int64_t c = 0;
   for (; c + kWidth<C> <= a.columns; c += kWidth<C>) accumulate(c, Whole{});
@@ -322,8 +322,15 @@ void reduce(const void* partials, int64_t blocks, int64_t stride, int64_t begin,
   using C = Compute<W>;
   const C* from = static_cast<const C*>(partials);
   sweep<C>(end - begin, [&](int64_t c, int, auto part) __attribute__((always_inline)) {
+    constexpr int64_t kChain = 16;  // about the root of the number of blocks: no sum is a long chain
     Vec<C> sum{};
-    for (int64_t block = 0; block < blocks; ++block) sum += load_part(from + block * stride + begin + c, part);
+    for (int64_t block = 0; block < blocks;) {
+      Vec<C> chain{};
+      for (int64_t stop = block + kChain; block < stop && block < blocks; ++block) {
+        chain += load_part(from + block * stride + begin + c, part);
+      }
+      sum += chain;
+    }
     store_part(static_cast<W*>(out) + begin + c, sum, part);
   });
 }

@@ -130,25 +130,57 @@ AURA_INLINE T sum_lanes(Vec<T> v) {
 }
 
 // 2^x for x <= 127: the nearest integer goes to the exponent, the rest, within [-1/2, 1/2], through a minimax polynomial
-// of degree 6 (error 1.9e-9, so what remains is the rounding of float). Below 2^-126 the result is 0, so 2^-inf = 0;
-// a NaN stays a NaN.
+// of degree 6 (error 1.9e-9, so what remains is the rounding of float) or, where the numbers came with 8 bits, of degree 4
+// (2.6e-6). Below 2^-126 the result is 0, so 2^-inf = 0; a NaN stays a NaN.
+template <bool kFewBits = false>
 AURA_INLINE VecF exp2(VecF x) {
   // 1.5 * 2^23 leaves the nearest integer in the low bits when it is added, and 127 there is a float's exponent of 0.
   const float magic = 12582912.0f + 127.0f;
   const VecF shifted = x + magic;
   const VecF f = x - (shifted - magic);
-  VecF p = splat<VecF>(1.534581203e-4f);
-  p = p * f + 1.339993122e-3f;
-  p = p * f + 9.618488957e-3f;
-  p = p * f + 5.550328777e-2f;
-  p = p * f + 2.402264689e-1f;
-  p = p * f + 6.931472057e-1f;
-  p = p * f + 1.0f;
+  VecF p;
+  if constexpr (kFewBits) {
+    p = splat<VecF>(9.570100e-3f);
+    p = p * f + 5.591786e-2f;
+    p = p * f + 2.402475e-1f;
+    p = p * f + 6.931218e-1f;
+    p = p * f + 9.999993e-1f;
+  } else {
+    p = splat<VecF>(1.534581203e-4f);
+    p = p * f + 1.339993122e-3f;
+    p = p * f + 9.618488957e-3f;
+    p = p * f + 5.550328777e-2f;
+    p = p * f + 2.402264689e-1f;
+    p = p * f + 6.931472057e-1f;
+    p = p * f + 1.0f;
+  }
   const VecF power = reinterpret_cast<VecF>(reinterpret_cast<VecI>(shifted) << 23);
   return x < -126.0f ? VecF{} : p * power;
 }
 AURA_INLINE Vec<double> exp2(Vec<double> x) {
   for (int i = 0; i < kWidth<double>; ++i) x[i] = __builtin_exp2(x[i]);
+  return x;
+}
+
+// 2^x as precise as numbers of type T deserve.
+template <typename T>
+AURA_INLINE Vec<Compute<T>> exp2_for(Vec<Compute<T>> x) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return exp2<true>(x);
+  } else {
+    return exp2(x);
+  }
+}
+
+// log2 of x in [1, 2^126]: exponent and mantissa - 1 as a first guess (0.09 off at most), then Newton's method on
+// 2^y = x, which squares the error: 3e-3, 3e-6, and the rounding of float.
+AURA_INLINE VecF log2(VecF x) {
+  VecF y = __builtin_convertvector(reinterpret_cast<VecI>(x) - 0x3f800000, VecF) * 0x1p-23f;
+  for (int i = 0; i < 3; ++i) y += (x * exp2(-y) - 1.0f) * 1.442695041f;
+  return y;
+}
+AURA_INLINE Vec<double> log2(Vec<double> x) {
+  for (int i = 0; i < kWidth<double>; ++i) x[i] = __builtin_log2(x[i]);
   return x;
 }
 
