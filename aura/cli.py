@@ -198,7 +198,7 @@ def add_training(parser):
     group.add_argument("--min-lr-ratio", type=number(float, low=0, high=1), default=0.1,
                        help="tasa final como parte de la máxima")
     group.add_argument("--weight-decay", type=number(float, low=0), default=0.1, help="solo en las matrices")
-    group.add_argument("--warmup-ratio", type=number(float, low=0, high=1), default=0.03,
+    group.add_argument("--warmup-ratio", type=number(float, low=0, high=1),
                        help="parte de los pasos en que la tasa sube")
     group.add_argument("--grad-clip", type=number(float, low=0), default=1.0, help="norma máxima; 0: sin límite")
     group.add_argument("--precision", type=choice("auto", "bf16", "fp16", "fp32"), default="auto",
