@@ -70,6 +70,75 @@ def test_the_loss_with_targets_is_the_cross_entropy_of_the_logits(implementation
     torch.testing.assert_close(gradients, wanted, atol=1e-4, rtol=1e-4)
 
 
+def gradients_of(model, seed=0, mixed=False):
+    """Loss and gradients of one seeded training step."""
+    tokens = torch.randint(101, (3, 17), generator=torch.Generator().manual_seed(0))
+    model.zero_grad()
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("implementation", ["auto", "sdpa", "reference"])
+def test_checkpointing_changes_no_bit(implementation, dropout, monkeypatch):
+    model = gpt.GPT(dataclasses.replace(TINY, dropout=dropout)).init_weights(1).train()
+    calls = []
+    monkeypatch.setattr(gpt.Attention, "forward", lambda self, *args, inner=gpt.Attention.forward: (
+        calls.append(self), inner(self, *args))[1])
+    with ops.using(implementation):
+        loss, wanted = gradients_of(model)
+        assert len(calls) == 2
+        model.grad_checkpointing = True
+        again, gradients = gradients_of(model)
+        assert len(calls) == 6  # forward, and once more in backward
+        other, _ = gradients_of(model, seed=1)
+    assert torch.equal(loss, again) and all(map(torch.equal, gradients, wanted))
+    assert (other == loss) == (dropout == 0)
+
+
+def test_checkpointing_is_for_training_only(monkeypatch):
+    model = gpt.GPT(TINY).init_weights(1).eval()
+    model.grad_checkpointing = True
+    monkeypatch.setattr(gpt, "checkpoint", None)
+    assert gradients_of(model)[0].isfinite()
+    cache = gpt.KVCache(TINY, 1, "cpu", torch.float32)
+    with torch.no_grad():
+        model.train()(torch.zeros(1, 5, dtype=torch.long), cache=cache)
+    assert cache.length == 5
+
+
+def test_checkpointing_under_autocast():
+    model = gpt.GPT(dataclasses.replace(TINY, dropout=0.2)).init_weights(1).train()
+    loss, wanted = gradients_of(model, mixed=True)
+    model.grad_checkpointing = True
+    again, gradients = gradients_of(model, mixed=True)
+    assert torch.equal(loss, again) and all(map(torch.equal, gradients, wanted))
+
+
+def test_checkpointing_under_ddp():
+    model = gpt.GPT(dataclasses.replace(TINY, dropout=0.2)).init_weights(1).train()
+    _, wanted = gradients_of(model)
+    model.grad_checkpointing = True
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        _, gradients = gradients_of(torch.nn.parallel.DistributedDataParallel(model))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(map(torch.equal, gradients, wanted))
+
+
+def test_checkpointing_under_compile():
+    model = gpt.GPT(dataclasses.replace(TINY, dropout=0.2)).init_weights(1).train()
+    model.grad_checkpointing = True
+    wanted_loss, wanted = gradients_of(model)
+    loss, gradients = gradients_of(torch.compile(model, backend="aot_eager"))
+    torch.testing.assert_close(loss, wanted_loss)
+    torch.testing.assert_close(gradients, wanted, atol=1e-4, rtol=1e-4)
+
+
 def test_initial_weights_follow_the_seed_and_the_paper():
     model = gpt.GPT(gpt.PRESETS["demo"]).init_weights(3)
     again = gpt.GPT(gpt.PRESETS["demo"]).init_weights(3)

@@ -1,0 +1,395 @@
+"""What a training run of a GPT needs and costs, computed before anything is allocated.
+
+    job = plan.Job(gpt.PRESETS["gpt2-xl"], batch_size=8, grad_checkpointing=True, precision="bf16")
+    plan.peak(job), plan.device_memory(device)              bytes
+    plan.hours(job, tokens, plan.device_flops(device, "bf16"))
+
+Sizes below: B batch, T length, C width, H heads, V vocabulary, N = B T rows, L layers; w bytes of a value inside a
+block, 2 under autocast and 4 else. The residual stream, the norms and their outputs are float32 either way.
+"""
+
+import functools
+import itertools
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from aura import backend, optim, report
+from aura.models import gpt
+
+# Of the peak, assumed: a little below the 0.44 to 0.52 of tuned runs on A100s, what is computed twice counted there too
+# (Narayanan et al. 2021, table 1).
+UTILISATION = 0.4
+# Of aura/fused/loss.py, which can only be imported where the kernels are built: bytes of logits and rows of the head's
+# gradient in 16 bits that exist at one time.
+CHUNK_BYTES, WEIGHT_ROWS = 128 * 2**20, 2048
+SHORTEST = 128  # tokens of context below which alternatives() does not go
+# Stated, not derived: CUDA's context with the libraries' kernels and cuBLAS's workspace, on a CPU the interpreter with
+# torch; and the share of all the rest that torch's caching allocator may lose to fragments.
+CONTEXT = {"cuda": 1.0e9, "cpu": 0.4e9}
+FRAGMENTS = {"cuda": 0.04, "cpu": 0.0}
+
+PARTS = {"weights": "pesos", "copies": "copias de los pesos en 16 bits", "gradients": "gradientes",
+         "optimizer": "optimizador", "activations": "activaciones", "loss": "logits y pérdida",
+         "reserve": "entorno y fragmentación (supuesto)"}
+PHASES = {"forward": "al final del pase hacia delante", "loss": "al calcular la pérdida",
+          "loss_backward": "en la derivada de la pérdida", "last_block": "en la derivada del último bloque",
+          "first_block": "en la derivada del primer bloque", "embedding": "en la derivada de los embeddings",
+          "step": "en el paso del optimizador"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run on one device, as far as memory and time depend on it.
+
+    config.seq_len is the length of the sequences. fused: our kernels carry out the operations (ops.use), on the CPU
+    alone today; they matter to the loss, and where there is dropout.
+    """
+
+    config: gpt.GPTConfig
+    batch_size: int = 1
+    grad_accum: int = 1
+    grad_checkpointing: bool = False
+    precision: str = "fp32"  # bf16 | fp16 | fp32
+    optimizer: str = "adamw"  # of optim.NAMES
+    device_type: str = "cuda"
+    fused: bool = False
+
+    @property
+    def tokens_per_step(self):
+        """Tokens of one optimiser step."""
+        return self.batch_size * self.grad_accum * self.config.seq_len
+
+
+@functools.lru_cache(maxsize=256)
+def _shapes(config):
+    """The shapes of all parameters, from the module itself; the meta device allocates nothing."""
+    with torch.device("meta"):
+        return tuple(tuple(parameter.shape) for parameter in gpt.GPT(config).parameters())
+
+
+def optimizer_bytes(name, shapes):
+    """(state, largest temporary of a step) in bytes, for float32 parameters of these shapes.
+
+    adamw: two moments, updated in place by the fused kernel. adamw8bit: two moments of a byte with one float32 scale
+    each for 256 values, float32 for tensors below 4096 values (bitsandbytes, min_8bit_size and its block size).
+    adafactor: sums of rows and of columns of a matrix, the whole second moment of a vector; its step makes one update
+    of the size of one parameter while that of the parameter before still exists (torch.optim.Adafactor, no foreach).
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    if name == "adamw":
+        return sum(8 * size for size in sizes), 0
+    if name == "adamw8bit":
+        return sum(2 * size + 8 * -(-size // 256) if size >= 4096 else 8 * size for size in sizes), 0
+    state = sum(4 * sum(shape) if len(shape) == 2 else 4 * size for shape, size in zip(shapes, sizes, strict=True))
+    matrices = [size for shape, size in zip(shapes, sizes, strict=True) if len(shape) == 2]
+    return state, 4 * max(map(sum, itertools.pairwise(matrices)))
+
+
+def _loss_bytes(job, rows, width, low):
+    """(forward, backward) of the head with its loss: bytes at the worst moment, gradients of the head included.
+
+    Fused (aura/fused/loss.py): both gradients are made in forward, the weight's in float32, beside one chunk of logits
+    and, under autocast, the weight and a part of its gradient in 16 bits. torch's way (ops.linear_cross_entropy):
+    forward holds float32 logits and their log-softmax; backward the log-softmax with two gradients of its size, or, if
+    that is more, the gradients of the product: of the logits, of hidden and of the weight, this one in both precisions
+    under autocast, where the head's own 16-bit copy lives as long as the graph.
+    """
+    vocabulary = job.config.vocab_size
+    logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
+    if job.fused:
+        chunks = max(1, -(-logits * low // CHUNK_BYTES))
+        forward = low * hidden + 4 * head + low * vocabulary * -(-rows // chunks)
+        if low == 2:
+            forward += 2 * head + 2 * min(WEIGHT_ROWS, vocabulary) * width
+        return forward, low * hidden + 4 * head
+    copy = 2 * head if low == 2 else 0
+    product = low * (logits + hidden + head)
+    if low == 2:
+        product = max(product, 2 * hidden + 6 * head)
+    return copy + 8 * logits, copy + max(12 * logits, product)
+
+
+def phases(job):
+    """Bytes by part in each phase of a step but the very first (the optimiser's state exists): {phase: {part: bytes}}.
+
+    Kept by one block for backward, from the operators' save_for_backward, in bytes over N C: the normed input (w),
+    q, k, v (3 w) and the output of attention (w), which is also what its projection keeps; the residual after attention
+    (4), its norm (w), the MLP's projection (4 w) and its GELU (4 w), the residual after the MLP (4): 14 w + 8. Beside
+    them mean and rstd of two norms and the log-sum-exp of attention in float32: 16 N + 4 N H. torch's operators and
+    ours keep the same, but for dropout: ours keep seeds, torch's a mask for each (of w on the CPU, of 1 on CUDA), and
+    on the CPU torch then writes attention out: three float32 of B H T T, and q, k and v copied as float32.
+    With checkpointing a block keeps its two float32 inputs, and in its backward all of the above comes back.
+
+    Gradients are set to None after each step: the first micro-batch makes them one by one in backward, so that the
+    activations shrink as they grow; later ones find them all. The head is tied: its gradient waits for the embedding's,
+    and at the end of backward both exist, with their sum where the head's is a transposed view (torch's, float32).
+    autocast keeps a 16-bit copy of each matrix until forward ends, and the graph those of the blocks whose backward is
+    to come; a checkpointed block makes its own again.
+
+    CUDA: the same by reasoning alone, not measured. torch's fused attention keeps q, k, v, the output and its
+    log-sum-exp as well, layer_norm its float32 input and statistics.
+    """
+    config = job.config
+    layers, width, rows = config.n_layer, config.n_embd, job.batch_size * config.seq_len
+    low = 4 if job.precision == "fp32" else 2
+    mixed = low == 2
+    branch, stream, norm = low * rows * width, 4 * rows * width, 8 * rows
+    head, square = 4 * config.vocab_size * width, width * width
+    mask = 0
+    if config.dropout and not job.fused:
+        mask = rows * width * (1 if job.device_type == "cuda" else low)
+    block = 14 * branch + 2 * stream + 2 * norm + 4 * rows * config.n_head + 2 * mask
+    if mask and job.device_type == "cpu":
+        block += 12 * rows * config.n_head * config.seq_len + 3 * (stream - branch) - 4 * rows * config.n_head
+    tokens = 8 * (2 * rows + job.batch_size + config.seq_len)  # the batch, its targets made contiguous, the positions
+    first = norm + tokens  # and the embeddings' sum, kept by the first norm, or counted as a checkpointed block's input
+    if not job.grad_checkpointing:
+        first += stream
+    if config.dropout:
+        first += rows * width * (1 if job.device_type == "cuda" else 4)
+    widened = stream if mixed else 0  # a float32 norm that a variable still holds beside its 16-bit copy
+    if job.grad_checkpointing:
+        kept = 2 * stream
+        again = block - (0 if mixed else branch)  # without autocast the projection keeps the block's own input
+        inside = 2 * stream + 8 * branch
+    else:
+        kept, again = block, 0
+        inside = stream + branch + 2 * widened
+
+    weights = 4 * config.parameters()
+    state, update = optimizer_bytes(job.optimizer, _shapes(config))
+    block_copies = 24 * square if mixed else 0
+    copies = layers * (block_copies + (18 * width if mixed else 0))
+    # The gradient of a matrix of the MLP, 4 C C values: made in w, then beside its float32.
+    product, widest = low * 4 * square, (24 if mixed else 16) * square
+    before = weights if job.grad_accum > 1 else 0
+    loss, loss_backward = _loss_bytes(job, rows, width, low)
+    stored = first + layers * kept
+    hidden = stream + (branch if mixed else 0) + (stream if job.grad_checkpointing else 0)  # the last residual too
+
+    def backward_of(blocks, made):
+        """The MLP's backward in the last of `blocks` blocks left; made: gradients that later blocks have."""
+        base = first + blocks * kept + again
+        apart = branch if mixed or config.dropout else 0  # else branch and residual have one gradient
+        new = 0 if before else 16 * square  # the second projection's gradient, from where it exists
+        used = 8 * square if mixed else 0  # a 16-bit copy, free once its product is done
+        moments = [(4 * branch + apart, product, 0),  # of the second projection
+                   (0, widest, used),  # its weight's, widened; the GELU's output is gone
+                   (4 * branch, new, used),  # of the GELU
+                   (-3 * branch, new + widest, 2 * used)]  # of the first projection
+        if job.grad_checkpointing:  # the end of the computation anew, with what came from above
+            upper = 2 * stream if blocks < layers else stream
+            moments.append((stream + branch + upper + widened, 0, 0))
+        activations, gradients, freed = max(moments, key=lambda moment: moment[0] + moment[1] - moment[2])
+        return {"activations": base + activations, "gradients": (before or made) + head + gradients,
+                "copies": block_copies * (1 if job.grad_checkpointing else blocks) - freed}
+
+    found = {
+        "forward": {"activations": stored + inside, "gradients": before, "copies": copies},
+        "loss": {"activations": stored + hidden, "gradients": before, "loss": loss, "copies": copies},
+        "loss_backward": {"activations": stored + branch, "gradients": before, "loss": loss_backward,
+                          "copies": 0 if job.grad_checkpointing else layers * block_copies},
+        "last_block": backward_of(layers, 0),
+        "first_block": backward_of(1, 4 * (layers - 1) * (12 * square + 13 * width)),
+        "embedding": {"activations": tokens, "gradients": (before or weights - head) + 2 * head + (
+            stream if job.fused or mixed else max(stream, head))},
+        "step": {"gradients": weights, "optimizer": update},
+    }
+    for parts in found.values():
+        parts["weights"] = weights
+        parts["optimizer"] = parts.get("optimizer", 0) + state
+        parts["reserve"] = CONTEXT[job.device_type] + FRAGMENTS[job.device_type] * sum(parts.values())
+    return {phase: {part: round(parts.get(part, 0)) for part in PARTS} for phase, parts in found.items()}
+
+
+def worst_phase(job):
+    """(name in PHASES, bytes by part) of the phase that needs most."""
+    return max(phases(job).items(), key=lambda item: sum(item[1].values()))
+
+
+def memory(job):
+    """Bytes by part of PARTS in the phase that needs most; their sum is peak(job)."""
+    return worst_phase(job)[1]
+
+
+def peak(job):
+    """The most bytes a step holds at one time."""
+    return sum(memory(job).values())
+
+
+def device_memory(device):
+    """Bytes this process can have: the card's, or on a CPU the machine's memory or the control group's limit."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    return min(physical, group_limit())
+
+
+def group_limit(membership="/proc/self/cgroup", root="/sys/fs/cgroup"):
+    """The least memory limit of this process's control group and those above it, in bytes; inf where there is none.
+
+    Lines of `membership` are number:controllers:path, with no controllers in version 2 (cgroups(7)).
+    """
+    limits = [math.inf]
+    try:
+        lines = Path(membership).read_text().splitlines()
+    except OSError:
+        return math.inf
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (Path(root, "memory"), "memory.limit_in_bytes") if controllers else (Path(root), "memory.max")
+        inside = Path(path.lstrip("/"))
+        for folder in (inside, *inside.parents):  # a container sees its own group at the top, whatever its path says
+            try:
+                text = (top / folder / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdecimal():
+                limits.append(int(text))
+    return min(limits)
+
+
+def _settings(job, presets):
+    """Other settings for the job, from near to far: [(Job, flags that name what changed)]."""
+    config, total = job.config, job.batch_size * job.grad_accum
+    lighter = optim.NAMES[optim.NAMES.index(job.optimizer):]
+    if job.device_type == "cpu":
+        lighter = [name for name in lighter if name != "adamw8bit"]
+    configs = [(config, "")]
+    length = config.seq_len // 2
+    while length >= SHORTEST:
+        configs.append((replace(config, seq_len=length), f" --seq_length {length}"))
+        length //= 2
+    configs += [(smaller, f" --model_preset {name}") for name, smaller in presets
+                if smaller.parameters() < config.parameters()]
+    batches = [size for size in range(job.batch_size, 0, -1) if total % size == 0]
+    runs = [(job.grad_checkpointing, job.batch_size), *((True, size) for size in batches)]
+    for other, config_flags in configs:
+        for optimizer in lighter:
+            for checkpointing, size in runs:
+                flags = config_flags
+                flags += f" --optimizer {optimizer}" if optimizer != job.optimizer else ""
+                flags += " --gradient_checkpointing" if checkpointing and not job.grad_checkpointing else ""
+                if size != job.batch_size:
+                    flags += f" --batch_size {size} --gradient_accumulation_steps {total // size}"
+                yield replace(job, config=other, optimizer=optimizer, grad_checkpointing=checkpointing, batch_size=size,
+                              grad_accum=total // size), flags.strip()
+
+
+def alternatives(job, available, presets=()):
+    """(the nearest Job that fits into `available` bytes or None, one Spanish line with the flags that lead to it).
+
+    Tried in this order, each step keeping the ones before: checkpointing; smaller batches with as many sequences a
+    step; a lighter optimiser; half, a quarter... of the length; a smaller preset. presets: (name, config), large to
+    small. The job itself when it fits.
+    """
+    for other, flags in _settings(job, presets):
+        if peak(other) <= available:
+            if not flags:
+                return other, "cabe tal como está"
+            return other, f"cabe con {flags} ({peak(other) / 1e9:.1f} GB)"
+    return None, (f"nada de lo que se puede cambiar (lote, optimizador, longitud, preset) cabe en "
+                  f"{available / 1e9:.1f} GB: hace falta un dispositivo con más memoria")
+
+
+def hardware_flops_per_token(job):
+    """FLOPs a device carries out per token: the model's (config.flops_per_token), plus the blocks' forward once more
+    with checkpointing. Only the model's count towards MFU (Chowdhery et al. 2022, appendix B)."""
+    config = job.config
+    model = config.flops_per_token()
+    if not job.grad_checkpointing:
+        return model
+    return model + model // 3 - 2 * config.vocab_size * config.n_embd  # the head is not computed again
+
+
+def device_flops(device, precision):
+    """Peak FLOP/s of a known card, a measured rate of products on a CPU, or None."""
+    if device.type == "cpu":
+        return measured_flops(precision)
+    return report.peak_flops(backend.device_name(device), precision)
+
+
+def measured_flops(precision="fp32", size=512, seconds=0.3):
+    """FLOP/s of matrix products of this CPU, the best of those that fit into `seconds`."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    a = torch.ones(size, size, dtype=dtype)
+    best, end = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        started = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def hours(job, tokens, peak_flops, utilisation=UTILISATION):
+    """Hours to train on `tokens` tokens. utilisation: the share of peak_flops (FLOP/s) the device really carries out,
+    what it computes twice included; an assumption until a run has been measured."""
+    return tokens * hardware_flops_per_token(job) / (peak_flops * utilisation) / 3600
+
+
+def fitting_steps(job, target_hours, peak_flops, utilisation=UTILISATION):
+    """How many whole optimiser steps fit into target_hours."""
+    flops = job.tokens_per_step * hardware_flops_per_token(job)
+    return int(target_hours * 3600 * peak_flops * utilisation // flops)
+
+
+def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=UTILISATION):
+    """One Spanish line: whether `steps` steps meet target_hours, and if not how many epochs, or else steps, would."""
+    needed = hours(job, steps * job.tokens_per_step, peak_flops, utilisation)
+    most = fitting_steps(job, target_hours, peak_flops, utilisation)
+    if steps <= most:
+        return f"CUMPLE: {needed:.1f} h de las {target_hours:g} h disponibles"
+    late = f"NO CUMPLE: pide {needed:.1f} h y hay {target_hours:g} h"
+    epochs = most // steps_per_epoch
+    if epochs:
+        fits = hours(job, epochs * steps_per_epoch * job.tokens_per_step, peak_flops, utilisation)
+        return f"{late}; con --epochs {epochs} serían {fits:.1f} h"
+    if not most:
+        return f"{late}; no cabe ni un paso"
+    return (f"{late}; no cabe ni una época: caben {most * job.tokens_per_step} tokens, --max_steps {most} "
+            f"({100 * most / steps_per_epoch:.0f} % de una época)")
+
+
+def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hours=72.0, utilisation=UTILISATION,
+          presets=()):
+    """The plan as Spanish console lines: memory by part against `available` bytes, tokens, FLOPs, hours, verdict."""
+    config = job.config
+    phase, parts = worst_phase(job)
+    total = sum(parts.values())
+    fits = total <= available
+    width = max(map(len, PARTS.values()))
+    shown = [
+        f"Modelo: {config.parameters() / 1e6:.1f} M parámetros; {config.n_layer} bloques, ancho {config.n_embd}, "
+        f"{config.n_head} cabezas, vocabulario {config.vocab_size}, longitud {config.seq_len}",
+        f"Receta: {job.precision}, {job.optimizer}, lote {job.batch_size} x acumulación {job.grad_accum}, "
+        f"{'con' if job.grad_checkpointing else 'sin'} gradient checkpointing",
+        f"Memoria en el peor momento, {PHASES[phase]}:",
+        *(f"  {PARTS[part]:<{width}} {size / 1e9:8.2f} GB" for part, size in parts.items() if size),
+        f"  {'total':<{width}} {total / 1e9:8.2f} GB de {available / 1e9:.2f} GB "
+        f"({100 * total / available:.0f} %): {'cabe' if fits else 'NO CABE'}"]
+    if not fits:
+        shown.append("  " + alternatives(job, available, presets)[1])
+    tokens = steps * job.tokens_per_step
+    model, hardware = config.flops_per_token(), hardware_flops_per_token(job)
+    shown.append(f"Tokens: {job.tokens_per_step} por paso x {steps} pasos = {tokens} ({steps / steps_per_epoch:.2f} "
+                 "épocas)")
+    shown.append(f"FLOPs: {tokens * model:.3g} del modelo" + (
+        f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing repite los bloques)"
+        if hardware > model else ""))
+    if peak_flops is None:
+        shown.append("Tiempo: no se conoce la potencia de este dispositivo; unos pasos de prueba (--max_steps 20) lo "
+                     "dirán")
+        return shown
+    mfu = 100 * utilisation * model / hardware
+    needed = hours(job, tokens, peak_flops, utilisation)
+    shown.append(f"Tiempo: {needed:.1f} h a {peak_flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
+                 f"{100 * utilisation:.0f} % (MFU {mfu:.0f} %)")
+    shown.append(f"Veredicto: {verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation)}")
+    return shown

@@ -1,0 +1,242 @@
+"""The plan of a run: memory against what torch really allocates, time, verdicts, ways out."""
+
+import dataclasses
+import math
+import time
+
+import pytest
+import torch
+
+from aura import loop, ops, optim, plan, report
+from aura.models import gpt
+
+CPU = torch.device("cpu")
+SMALL = gpt.GPTConfig(vocab_size=500, seq_len=256, n_layer=4, n_head=4, n_embd=128, dropout=0.0)  # activations
+WIDE = gpt.GPTConfig(vocab_size=500, seq_len=64, n_layer=3, n_head=8, n_embd=512, dropout=0.0)  # weights
+WORDS = gpt.GPTConfig(vocab_size=8192, seq_len=128, n_layer=2, n_head=4, n_embd=256, dropout=0.0)  # head and logits
+DROPPED = dataclasses.replace(SMALL, seq_len=128, n_layer=6, dropout=0.1)
+AGAIN = dataclasses.replace(SMALL, seq_len=128, n_layer=2, n_embd=256)  # a block that is computed again
+BILLIONS = gpt.GPTConfig(vocab_size=32_000, seq_len=1024, n_layer=32, n_head=32, n_embd=2560, dropout=0.0)
+
+
+def job(config, batch_size=1, grad_accum=1, grad_checkpointing=False, precision="fp32", optimizer="adamw", fused=True):
+    return plan.Job(config, batch_size, grad_accum, grad_checkpointing, precision, optimizer, "cpu", fused)
+
+
+JOBS = {
+    "small": job(SMALL, 8), "small-bf16": job(SMALL, 8, precision="bf16"),
+    "small-checkpointing": job(SMALL, 8, grad_checkpointing=True),
+    "small-checkpointing-bf16": job(SMALL, 8, grad_checkpointing=True, precision="bf16", optimizer="adafactor"),
+    "again-checkpointing-bf16": job(AGAIN, 8, grad_checkpointing=True, precision="bf16", optimizer="adafactor"),
+    "wide": job(WIDE), "wide-bf16-accumulated": job(WIDE, 1, 2, precision="bf16"),
+    "wide-adafactor": job(WIDE, 2, optimizer="adafactor"),
+    "wide-checkpointing-bf16": job(WIDE, 2, grad_checkpointing=True, precision="bf16"),
+    "wide-checkpointing-bf16-accumulated": job(WIDE, 1, 2, True, "bf16", "adafactor"),
+    "words": job(WORDS, 4), "words-bf16": job(WORDS, 4, precision="bf16"), "words-one": job(WORDS, 1),
+    "words-one-bf16": job(WORDS, 1, precision="bf16"), "words-one-accumulated": job(WORDS, 1, 2),
+    "words-adafactor-accumulated": job(WORDS, 2, 2, optimizer="adafactor"),
+    "words-checkpointing-bf16": job(WORDS, 8, grad_checkpointing=True, precision="bf16"),
+    "dropped": job(DROPPED, 8), "dropped-bf16": job(DROPPED, 8, precision="bf16"),
+}
+
+
+def allocated_peak(job):
+    """The most bytes of tensors that exist at one time in a step but the first, as torch's allocator reports them."""
+    model = gpt.GPT(job.config).init_weights(0)
+    model.grad_checkpointing = job.grad_checkpointing
+    optimizer = optim.build(job.optimizer, model, 1e-3, 0.1)
+    precision = loop.Precision(job.precision, CPU)
+    shape = (job.batch_size, job.config.seq_len + 1)
+
+    def step():
+        for _ in range(job.grad_accum):
+            batch = torch.randint(job.config.vocab_size, shape)
+            with precision.autocast():
+                loss = model(batch[:, :-1], batch[:, 1:])
+            (loss / batch.numel()).backward()
+        gradients = [p.grad for p in model.parameters()]
+        torch._foreach_mul_(gradients, 1 / torch.nn.utils.get_total_norm(gradients).item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    with ops.using("fused" if job.fused else "sdpa"):
+        step()
+        before = sum(p.nbytes for p in model.parameters())
+        before += sum(t.nbytes for state in optimizer.state.values() for t in state.values())
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            step()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = most = before
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+def estimated_peak(job):
+    """plan.peak without what it only assumes."""
+    return max(sum(parts.values()) - parts["reserve"] for parts in plan.phases(job).values())
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "sdpa"])
+@pytest.mark.parametrize("name", JOBS)
+def test_the_estimate_is_what_torch_allocates(name, fused):
+    if fused:
+        ops_or_skip()
+    wanted = dataclasses.replace(JOBS[name], fused=fused)
+    assert estimated_peak(wanted) == pytest.approx(allocated_peak(wanted), rel=0.04)
+
+
+def ops_or_skip():
+    with ops.using("auto"):
+        if ops._choice != "fused":
+            pytest.skip("the kernels cannot be built here")
+
+
+def test_the_sizes_of_the_loss_are_those_of_the_kernels():
+    ops_or_skip()
+    from aura.fused import loss
+
+    assert (plan.CHUNK_BYTES, plan.WEIGHT_ROWS) == (loss.CHUNK_BYTES, loss.WEIGHT_ROWS)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_the_state_of_an_optimiser_is_what_it_allocates(name):
+    model = gpt.GPT(WORDS)
+    optimizer = optim.build(name, model, 1e-3, 0.1)
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizer.step()
+    held = sum(t.nbytes for state in optimizer.state.values() for key, t in state.items() if key != "step")
+    state, _ = plan.optimizer_bytes(name, [tuple(p.shape) for p in model.parameters()])
+    assert held == state
+
+
+def test_eight_bits_hold_a_quarter_of_the_state():
+    state, _ = plan.optimizer_bytes("adamw8bit", [(1024, 256), (100,)])
+    assert state == 2 * 1024 * 256 + 2 * 4 * 1024 + 8 * 100  # two bytes, two scales for 256 values; small ones in full
+
+
+def test_a_plan_of_billions_allocates_nothing_and_takes_no_time():
+    wanted = plan.Job(BILLIONS, 8, 4, True, "bf16", "adamw", "cuda")
+    started = time.process_time()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        parts = plan.memory(wanted)
+        plan.lines(wanted, 80e9, steps=100, steps_per_epoch=50, peak_flops=312e12)
+    allocated = sum(max(0, event.nbytes()) for event in profile.profiler.kineto_results.events()
+                    if event.name() == "[memory]")
+    assert allocated < 1e6 and time.process_time() - started < 10
+    assert parts["weights"] == 4 * BILLIONS.parameters() and parts["optimizer"] == 2 * parts["weights"]
+    assert plan.peak(wanted) == sum(parts.values()) > 16 * BILLIONS.parameters()
+
+
+def test_checkpointing_and_smaller_batches_need_less():
+    wanted = plan.Job(BILLIONS, 8, 4, False, "bf16")
+    checkpointed = dataclasses.replace(wanted, grad_checkpointing=True)
+    single = dataclasses.replace(checkpointed, batch_size=1, grad_accum=32)
+    assert plan.peak(wanted) > plan.peak(checkpointed) > plan.peak(single)
+
+
+def test_ways_out_come_from_near_to_far():
+    wanted = plan.Job(BILLIONS, 8, 4, False, "bf16")
+
+    def fits(**changes):
+        return plan.peak(dataclasses.replace(wanted, **changes))
+
+    same, line = plan.alternatives(wanted, fits())
+    assert same == wanted and line == "cabe tal como está"
+    checkpointed, line = plan.alternatives(wanted, fits() - 1)
+    assert checkpointed == dataclasses.replace(wanted, grad_checkpointing=True)
+    assert line.startswith("cabe con --gradient_checkpointing (")
+    single, line = plan.alternatives(wanted, fits(grad_checkpointing=True, batch_size=1, grad_accum=32))
+    assert (single.batch_size, single.grad_accum, single.optimizer) == (1, 32, "adamw")
+    assert "--gradient_checkpointing --batch_size 1 --gradient_accumulation_steps 32" in line
+    smallest = {"grad_checkpointing": True, "batch_size": 1, "grad_accum": 32}
+    lighter, line = plan.alternatives(wanted, fits(**smallest) - 1)
+    assert lighter.optimizer == "adamw8bit" and "--optimizer adamw8bit" in line
+    short = dataclasses.replace(BILLIONS, seq_len=512)
+    shorter, line = plan.alternatives(wanted, fits(**smallest, optimizer="adafactor", config=short))
+    assert shorter.config == short and "--seq_length 512" in line
+    presets = [("enorme", dataclasses.replace(BILLIONS, n_layer=40)), ("gpt2-large", gpt.PRESETS["gpt2-large"]),
+               ("gpt2", gpt.PRESETS["gpt2"])]
+    smaller, line = plan.alternatives(wanted, 12e9, presets)
+    assert "--model_preset gpt2-large" in line and plan.peak(smaller) <= 12e9
+    assert not any("enorme" in flags for _, flags in plan._settings(wanted, presets))
+    none, line = plan.alternatives(wanted, 1e9, presets)
+    assert none is None and "1.0 GB" in line
+
+
+def test_every_batch_of_a_way_out_keeps_the_sequences_of_a_step():
+    wanted = plan.Job(BILLIONS, 6, 5, False, "bf16")
+    others = [other for other, _ in plan._settings(wanted, [])]
+    assert {other.batch_size for other in others} == {6, 5, 3, 2, 1}
+    assert all(other.batch_size * other.grad_accum == 30 for other in others)
+    on_cpu = plan._settings(dataclasses.replace(wanted, device_type="cpu"), [])
+    assert {other.optimizer for other, _ in on_cpu} == {"adamw", "adafactor"}  # bitsandbytes wants a GPU
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path):
+    def write(path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/user/job\n")
+    write(tmp_path / "two/user/job/memory.max", "max\n")
+    assert plan.group_limit(membership, tmp_path / "two") == math.inf
+    write(tmp_path / "two/user/memory.max", "5000\n")
+    assert plan.group_limit(membership, tmp_path / "two") == 5000
+    membership.write_text("7:cpu,memory:/docker/abc\n3:cpuset:/\n")
+    write(tmp_path / "one/memory/memory.limit_in_bytes", "7000\n")  # a container's own, at the top
+    assert plan.group_limit(membership, tmp_path / "one") == 7000
+    assert plan.group_limit(tmp_path / "missing") == math.inf
+    assert 0 < plan.device_memory(CPU) < 2**60
+
+
+def test_flops_of_the_device_and_of_the_model_are_kept_apart():
+    wanted = plan.Job(BILLIONS, grad_checkpointing=True)
+    model = BILLIONS.flops_per_token()
+    again = 2 * 12 * 32 * 2560**2 + 4 * 32 * 1024 * 2560  # products of the blocks, and q k^T with its product with v
+    assert plan.hardware_flops_per_token(wanted) == model + again
+    assert plan.hardware_flops_per_token(dataclasses.replace(wanted, grad_checkpointing=False)) == model
+    assert plan.hours(wanted, 1e9, 300e12, 0.5) == pytest.approx((model + again) * 1e9 / 150e12 / 3600)
+
+
+def test_the_rate_is_the_known_cards_or_measured(monkeypatch):
+    assert plan.measured_flops(seconds=0.05) > 1e8
+    assert plan.device_flops(CPU, "fp32") > 1e8
+    monkeypatch.setattr(plan.backend, "device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    assert plan.device_flops(torch.device("cuda"), "bf16") == report.PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]
+    monkeypatch.setattr(plan.backend, "device_name", lambda device: "otra")
+    assert plan.device_flops(torch.device("cuda"), "bf16") is None
+
+
+def test_verdicts_name_what_would_fit_exactly():
+    wanted = plan.Job(SMALL, 8, 4)
+    flops = wanted.tokens_per_step * plan.hardware_flops_per_token(wanted)
+
+    def verdict(steps, seconds_a_step):
+        return plan.verdict(wanted, steps, 1000, flops / seconds_a_step / 0.5, 1.0, 0.5)
+
+    assert verdict(3600, 1.0) == "CUMPLE: 1.0 h de las 1 h disponibles"
+    assert verdict(3601, 1.0).startswith("NO CUMPLE: ")
+    assert verdict(5000, 1.0) == "NO CUMPLE: pide 1.4 h y hay 1 h; con --epochs 3 serían 0.8 h"
+    assert verdict(5000, 4.0) == ("NO CUMPLE: pide 5.6 h y hay 1 h; no cabe ni una época: caben "
+                                  f"{900 * 8 * 4 * 256} tokens, --max_steps 900 (90 % de una época)")
+    assert "ni un paso" in verdict(5000, 4000.0)
+    assert plan.fitting_steps(wanted, 1.0, flops / 0.5, 0.5) == 3600
+
+
+def test_the_plan_is_a_table_that_adds_up():
+    wanted = plan.Job(gpt.PRESETS["gpt2"], 8, 4, True, "bf16")
+    shown = plan.lines(wanted, 80e9, steps=2000, steps_per_epoch=1000, peak_flops=312e12)
+    assert shown[0].startswith("Modelo: 110.4 M parámetros")
+    first = next(i for i, line in enumerate(shown) if line.startswith("Memoria"))
+    table = [line for line in shown[first + 1:] if line.startswith("  ")]
+    sizes = [float(line.split(" GB")[0].split()[-1]) for line in table]
+    assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.04)
+    assert len({line.index(" GB") for line in table}) == 1 and "cabe" in table[-1]
+    assert f"{8 * 4 * 1024} por paso x 2000 pasos = {8 * 4 * 1024 * 2000} (2.00 épocas)" in shown[-4]
+    assert "en el dispositivo" in shown[-3] and "MFU" in shown[-2] and shown[-1].startswith("Veredicto: CUMPLE")
+    full = plan.lines(wanted, 1e9, steps=1, steps_per_epoch=1)
+    assert any("NO CABE" in line for line in full) and "no se conoce la potencia" in full[-1]
+    assert max(map(len, shown + full)) <= 130
