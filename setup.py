@@ -55,8 +55,9 @@ setup(
     description="Entrenamiento de modelos de lenguaje en español con PyTorch",
     packages=["aura", "aura.fused", "aura.models", "aura.muestra"],
     python_requires=">=3.10",
-    install_requires=["torch>=2.10", "numpy", "sentencepiece", "protobuf", "tqdm", "tensorboard", "matplotlib"],
-    extras_require={"hub": ["datasets"]},
+    install_requires=["torch>=2.10", "numpy", "sentencepiece", "safetensors", "protobuf", "tqdm", "tensorboard",
+                      "matplotlib"],
+    extras_require={"hub": ["datasets", "huggingface_hub", "tokenizers"]},
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildWithNinja},
 )

@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import hashlib
 import itertools
 import json
 import re
@@ -64,6 +65,26 @@ class Corpus:
     progress: int = 0
     damage: Damage = field(default_factory=Damage)
 
+    def digest(self) -> str | None:
+        """SHA-256 over the files' formats, lengths and bytes; None for what is not files. Reads all of them."""
+        if self.source["kind"] != "ficheros":
+            return None
+        total = hashlib.sha256()
+        for path, size in zip(self.source["files"], self.source["bytes"], strict=True):
+            total.update(b"jsonl" if ".jsonl" in Path(path).suffixes else b"txt")
+            total.update(size.to_bytes(8, "little"))
+            with open(path, "rb") as file:
+                while part := file.read(CHUNK_BYTES):
+                    total.update(part)
+        return total.hexdigest()
+
+    def changed(self) -> bool:
+        """Whether the files are no longer what they were when this corpus was opened."""
+        if self.source["kind"] != "ficheros":
+            return False
+        now = _state_of([Path(file) for file in self.source["files"]])
+        return any(self.source[key] != value for key, value in now.items())
+
     def documents(self) -> Iterator[str]:
         """Yield the documents as str, in the same order each time. Raises UserError for what cannot be read."""
         self.progress, self.damage = 0, Damage()
@@ -93,10 +114,15 @@ def open_corpus(name, seed=0, max_tokens=None):
         raise UserError(f"--dataset-name {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)} o la ruta de un "
                         ".txt, un .jsonl (también .gz) o una carpeta")
     files = _files_below(path)
-    stats = [file.stat() for file in files]
-    source = {"kind": "ficheros", "files": [str(file.resolve()) for file in files],
-              "bytes": [stat.st_size for stat in stats], "modified_ns": [stat.st_mtime_ns for stat in stats]}
+    source = {"kind": "ficheros", **_state_of([file.resolve() for file in files])}
     return Corpus(_folder_name(path), source, sum(source["bytes"]))
+
+
+def _state_of(files):
+    """What changes when a file does: its size, its time, and the time of its last change, which nobody can set."""
+    stats = [file.stat() for file in files]
+    return {"files": [str(file) for file in files], "bytes": [stat.st_size for stat in stats],
+            "modified_ns": [[stat.st_mtime_ns, stat.st_ctime_ns] for stat in stats]}
 
 
 def _folder_name(path):

@@ -67,7 +67,7 @@ class Dataset:
         """The Tokenizer the shards were written with. Raises UserError when the file is another or cannot be read."""
         path = self.directory / self.meta["tokenizer"]["file"]
         try:
-            tokenizer = tokenizers.Tokenizer(path.read_bytes())
+            tokenizer = tokenizers.from_bytes(path.read_bytes())
         except OSError as problem:
             raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
         if tokenizer.sha256 != self.meta["tokenizer"]["sha256"]:
@@ -105,28 +105,33 @@ def read(directory):
                         ) from problem
 
 
+def prepared(data_dir):
+    """Every Dataset in `data_dir`."""
+    return [read(path.parent) for path in sorted(Path(data_dir).glob("*/dataset.json"))]
+
+
 def latest(data_dir):
     """The Dataset prepared last in `data_dir`, or None."""
-    found = [read(path.parent) for path in Path(data_dir).glob("*/dataset.json")]
-    return max(found, key=lambda dataset: dataset.meta["prepared_at"], default=None)
+    return max(prepared(data_dir), key=lambda dataset: dataset.meta["prepared_at"], default=None)
 
 
 def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None, max_tokens=None,
-            note=print):
+            threads=None, note=print):
     """Turn `corpus` into a prepared folder data_dir/NAME, or return the one that is there already for the same
-    source and options. Uses all cores; memory does not grow with the corpus.
+    bytes and options. Uses all cores; memory does not grow with the corpus.
 
-    max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation.
+    max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation. threads: all
+    cores by default.
     Raises UserError for bad input; the folder of an earlier preparation is then untouched.
     """
     if corpus.source["kind"] == "hub":
         max_tokens = max_tokens or corpora.HUB_DEFAULT_TOKENS
-    tokenizer = tokenizers.Tokenizer.load(tokenizer_path) if tokenizer_path else None
+    tokenizer = tokenizers.load(tokenizer_path) if tokenizer_path else None
     options = {"vocab_size": vocab_size if tokenizer is None else tokenizer.vocab_size, "max_tokens": max_tokens,
                "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
     final = Path(data_dir) / corpus.name
     existing = read(final)
-    if existing and existing.meta["source"] == corpus.source and existing.meta["options"] == options:
+    if existing and existing.meta["options"] == options and same_text(existing, corpus):
         return existing
     require_writable_directory(data_dir, "--data-dir")
     partial = partial_folder(data_dir, corpus.name)
@@ -140,9 +145,12 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
         if not tokenizer.lossless:
             note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o normaliza).")
         meta = _encode(corpus, partial, tokenizer, _validation_threshold(corpus, val_fraction), max_tokens,
-                       note)
+                       threads, note)
         meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": time.time(), "command": sys.argv,
-                 "source": corpus.source, "options": options}
+                 "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
+        if corpus.changed():
+            raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
+                            "nadie escriba en él")
         write_json(partial / "dataset.json", meta)
         put_in_place(partial, final)
     except OSError as problem:
@@ -153,6 +161,18 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     dataset = read(final)
     _summarise(dataset, time.monotonic() - started, note)
     return dataset
+
+
+def same_text(existing, corpus):
+    """Whether `existing` was made from what `corpus` is now: the same files untouched, or others of the same bytes."""
+    if existing.meta["source"] == corpus.source:
+        return True
+    digest = existing.meta.get("source_sha256")
+    if digest is None or digest != corpus.digest():
+        return False
+    existing.meta["source"] = corpus.source
+    write_json(existing.directory / "dataset.json", existing.meta)  # so that the next run need not read them
+    return True
 
 
 def _remove_abandoned(data_dir):
@@ -220,7 +240,7 @@ def _batches(documents):
         yield batch
 
 
-def _encode(corpus, directory, tokenizer, threshold, max_tokens, note):
+def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
     """Write shards and tokenizer into `directory`; returns the part of dataset.json that they determine."""
     writers = {split: tokens.ShardWriter(directory, split, tokenizer.vocab_size) for split in ("train", "val")}
     counts = {split: {"documents": 0, "bytes": 0, "tokens": 0} for split in writers}
@@ -228,7 +248,7 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, note):
     progress = _Progress(corpus, max_tokens, note)
     with progress.bar:
         for batch in _batches(corpus.documents()):
-            for document, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+            for document, ids in zip(batch, tokenizer.encode_batch(batch, threads), strict=True):
                 ids.append(tokenizer.eos_id)
                 room = len(ids) if max_tokens is None else max(0, min(len(ids), max_tokens - total))
                 split = "val" if _share(document) < threshold else "train"
@@ -245,12 +265,12 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, note):
     if not total:
         raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto")
     shards = {split: writer.close() for split, writer in writers.items()}
-    write_bytes(directory / "tokenizer.model", tokenizer.model)
+    write_bytes(directory / tokenizer.file_name, tokenizer.model)
     splits = {split: {**counts[split], "shards": shards[split]} for split in writers}
     digest = hashlib.sha256(tokenizer.sha256.encode())
     for shard in itertools.chain(*shards.values()):
         digest.update(shard["sha256"].encode())
-    return {"tokenizer": {"file": "tokenizer.model", "sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size},
+    return {"tokenizer": {"file": tokenizer.file_name, "sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size},
             "splits": splits, "sha256": digest.hexdigest(),
             "damage": {"lines": corpus.damage.lines, "bad": corpus.damage.bad, "first": corpus.damage.first}}
 

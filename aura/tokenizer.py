@@ -1,7 +1,14 @@
-"""SentencePiece: train on a bounded sample, load, add what is missing, encode and decode without losing a character."""
+"""The tokenizer: train a SentencePiece model on a bounded sample, load one of any kind, hand it over to other tools.
 
+    load("otro.model")   load("carpeta")   load("tokenizer.json")   load("datificate/gpt2-small-spanish")
+
+What is loaded encodes and decodes alike whatever its kind, and has a padding and an end-of-document token.
+"""
+
+import functools
 import hashlib
 import io
+import json
 import os
 import re
 from pathlib import Path
@@ -10,56 +17,50 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
+from aura import hf_tokenizer
 from aura.errors import UserError
+from aura.files import explain, write_bytes
+from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
-SPACE = "▁"  # U+2581, how SentencePiece writes a space; a real one in the text travels as its three bytes
 SPACE_BYTES = SPACE.encode("utf-8")
 SAMPLE_BYTES = 32_000_000  # text the tokenizer is trained on at most: BPE needs about ten times that in memory
 LINE_CHARACTERS = 4000  # longer ones the trainer would leave out without a word
 ENCODE_CHARACTERS = 1 << 18  # longest piece handed to SentencePiece at once, for flat memory
 CONTROLS = (("<pad>", "pad"), ("</s>", "eos"))
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # owner/name, or the bare name of an old model
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Tokenizer:
     """A SentencePiece model as bytes, with a padding and an end-of-document token.
 
-    model: the serialised ModelProto. Raises UserError if it is not one.
+    A model that keeps every character is given a real U+2581 as its three bytes; any other sees the text as
+    SentencePiece itself does, where U+2581 is a space. model: the serialised ModelProto. Raises UserError if it is not
+    one.
     """
+
+    file_name = "tokenizer.model"
 
     def __init__(self, model):
         self.model = bytes(model)
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
         except (RuntimeError, TypeError) as problem:
-            raise UserError("el tokenizador no es un modelo de SentencePiece válido; indique otro con --tokenizer"
-                            ) from problem
+            raise UserError("no es un modelo de SentencePiece válido; indique otro tokenizador") from problem
         self.vocab_size = self._processor.get_piece_size()
         self.eos_id = self._processor.eos_id()
         self.pad_id = self._processor.pad_id()
         self.sha256 = hashlib.sha256(self.model).hexdigest()
         self._space_ids = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_BYTES]
-        if not all(self._processor.is_byte(token) for token in self._space_ids):
-            self._space_ids = [self._processor.unk_id()]
+        self._verbatim = _keeps_every_character(self._proto())
 
-    @classmethod
-    def load(cls, path):
-        """Read a model file and add a padding or end token that it lacks. Raises UserError naming the file."""
-        try:
-            model = Path(path).read_bytes()
-        except OSError as problem:
-            raise UserError(f"--tokenizer {str(path)!r}: no se puede leer ({problem.strerror})") from problem
-        proto = sentencepiece_model_pb2.ModelProto()
-        try:
-            proto.ParseFromString(model)
-        except Exception as problem:  # protobuf's DecodeError has no stable import path across its versions
-            raise UserError(f"--tokenizer {str(path)!r}: no es un modelo de SentencePiece") from problem
-        return cls(_with_controls(proto).SerializeToString())
+    def _proto(self):
+        return sentencepiece_model_pb2.ModelProto.FromString(self.model)
 
     @property
     def lossless(self):
         """Whether every text survives encoding and decoding (byte fallback and no normalisation)."""
-        probe = "  Ñandú ﬁ①\t\n\r\x00😀 é e\u0301 ▁ \u200b漢 "
-        return self.decode(self.encode(probe)) == probe
+        return self.decode(self.encode(PROBE)) == PROBE
 
     def encode(self, text):
         """The token ids (list of int) of `text`, without an end token."""
@@ -67,13 +68,16 @@ class Tokenizer:
 
     def encode_batch(self, texts, threads=None):
         """The token ids of each text, as a list of lists, on `threads` cores (all by default)."""
+        threads = threads or os.cpu_count() or 1
+        if not self._verbatim:
+            return self._processor.encode(list(texts), num_threads=threads)
         pieces, owners = [], []
         for owner, text in enumerate(texts):
             for number, part in enumerate(text.split(SPACE)):
-                for start in range(0, len(part), ENCODE_CHARACTERS):
-                    pieces.append(part[start:start + ENCODE_CHARACTERS])
+                for piece in self._chunks(part):
+                    pieces.append(piece)
                     owners.append((owner, number))
-        encoded = self._processor.encode(pieces, num_threads=threads or os.cpu_count() or 1)
+        encoded = self._processor.encode(pieces, num_threads=threads)
         results, at = [[] for _ in texts], [0] * len(texts)
         for (owner, number), ids in zip(owners, encoded, strict=True):
             results[owner] += self._space_ids * (number - at[owner])
@@ -82,6 +86,23 @@ class Tokenizer:
         for owner, text in enumerate(texts):
             results[owner] += self._space_ids * (text.count(SPACE) - at[owner])
         return results
+
+    def _chunks(self, text):
+        """Cut a text of more than ENCODE_CHARACTERS where no piece reaches across, so that the ids stay the same."""
+        start = 0
+        while len(text) - start > ENCODE_CHARACTERS:
+            last = start + ENCODE_CHARACTERS
+            end = next((at for at in range(last, start, -1) if text[at - 1:at + 1] not in self._neighbours), last)
+            yield text[start:end]
+            start = end
+        if start < len(text):
+            yield text[start:]
+
+    @functools.cached_property
+    def _neighbours(self):
+        """Every two characters that stand side by side within some piece."""
+        pieces = (piece.piece.replace(SPACE, " ") for piece in self._proto().pieces)
+        return {piece[at:at + 2] for piece in pieces for at in range(len(piece) - 1)}
 
     def decode(self, ids):
         """The text of a list of token ids; ids of control tokens leave nothing."""
@@ -117,14 +138,153 @@ class Tokenizer:
                 sizes[token] = len(self._processor.id_to_piece(token).replace(SPACE, " ").encode("utf-8"))
         return sizes
 
+    def to_json(self, note=print):
+        """The tokenizer.json (dict) that equals this tokenizer, or None where there can be none; `note` is told why,
+        and what may differ."""
+        return hf_tokenizer.from_sentencepiece(self._proto(), self._verbatim, note)
+
+    def vocabulary(self):
+        """{piece: id}, in the order of the ids."""
+        names = hf_tokenizer.piece_names(self._proto(), self._verbatim)
+        return {name: number for number, name in enumerate(names)}
+
+
+def load(name_or_path, flag="--tokenizer"):
+    """The tokenizer in a SentencePiece .model, a tokenizer.json, a folder that holds one, or on the Hugging Face Hub.
+
+    A padding or end-of-document token that it lacks is added at the end, so that no id changes. flag: the argument that
+    error messages name. Raises UserError.
+    """
+    named = f"{flag} {str(name_or_path)!r}"
+    path = Path(name_or_path)
+    try:
+        if path.is_dir():
+            model, config = _from_directory(path, named)
+        elif path.exists():
+            model, config = path.read_bytes(), {}
+            if path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").is_file():
+                config = _read_config((path.parent / "tokenizer_config.json").read_bytes())
+        else:
+            model, config = _from_hub(str(name_or_path), named)
+    except OSError as problem:
+        raise UserError(f"{named}: no se puede leer ({explain(problem)})") from problem
+    model = model.removeprefix(BYTE_ORDER_MARK)
+    try:
+        return from_bytes(hf_tokenizer.complete(model, config) if model[:1] == b"{" else _with_controls(model))
+    except UserError as problem:
+        raise UserError(f"{named}: {problem}") from problem
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json") from problem
+
+
+def from_bytes(model):
+    """The tokenizer whose `model` these bytes are, of either kind. Raises UserError."""
+    return HuggingFaceTokenizer(model) if model[:1] == b"{" else Tokenizer(model)
+
+
+def export_files(tokenizer, directory, note=print):
+    """Write tokenizer.json and vocab.json, and tokenizer.model of a SentencePiece model, into `directory`.
+
+    note: is told in Spanish what tokenizer.json cannot say exactly. Returns the names of the files. Raises OSError.
+    """
+    files = {tokenizer.file_name: tokenizer.model}
+    document = tokenizer.to_json(note)
+    if document is not None:
+        files["tokenizer.json"] = json.dumps(document, ensure_ascii=False).encode("utf-8")
+    files["vocab.json"] = json.dumps(tokenizer.vocabulary(), ensure_ascii=False, indent=0).encode("utf-8")
+    for name, content in files.items():
+        write_bytes(Path(directory) / name, content)
+    return list(files)
+
+
+def _from_directory(directory, named):
+    """(model bytes, tokenizer_config.json as a dict) of a folder."""
+    return _from_files(lambda name: (directory / name).read_bytes() if (directory / name).is_file() else None,
+                       ("tokenizer.model", "tokenizer.json"),
+                       f"{named}: la carpeta no tiene tokenizer.model ni tokenizer.json")
+
+
+def _from_files(read, names, nothing):
+    """(model bytes, config dict) of what read(name) gives: bytes, or None where there is no such file.
+
+    names: the files to look for, best first. Raises UserError(nothing) where there is no tokenizer.
+    """
+    config = _read_config(read("tokenizer_config.json"))
+    for name in names:
+        model = read(name)
+        if model is not None:
+            return model, config
+    vocab, merges = read("vocab.json"), read("merges.txt")
+    if vocab is None or merges is None:
+        raise UserError(nothing)
+    try:
+        return hf_tokenizer.from_vocab_and_merges(vocab, merges), config
+    except ValueError as problem:
+        raise UserError(f"{nothing}, y su vocab.json o su merges.txt están dañados") from problem
+
+
+def _read_config(content):
+    try:
+        config = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _from_hub(name, named):
+    """(model bytes, config dict) of a repository of the Hugging Face Hub, by way of its cache."""
+    if not HUB_NAME.fullmatch(name) or name.endswith((".model", ".json")):
+        raise UserError(f"{named}: no existe; indique un .model de SentencePiece, un tokenizer.json, una carpeta que "
+                        "los contenga o un nombre del Hub como datificate/gpt2-small-spanish")
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError as problem:
+        raise UserError(f"{named}: no es un fichero ni una carpeta, y para buscarlo en el Hub falta huggingface_hub: "
+                        "pip install huggingface_hub") from problem
+
+    def read(file):
+        try:
+            return Path(huggingface_hub.hf_hub_download(name, file)).read_bytes()
+        except LocalEntryNotFoundError:  # no network, and not in the cache: nobody knows whether the Hub has it
+            raise
+        except EntryNotFoundError:
+            return None
+
+    try:
+        # On the Hub tokenizer.json is the whole tokenizer; tokenizer.model may lack the tokens that were added later.
+        return _from_files(read, ("tokenizer.json", "tokenizer.model"),
+                           f"{named}: ese repositorio del Hub no tiene tokenizer.json ni tokenizer.model")
+    except UserError:
+        raise
+    except Exception as problem:  # the network, the Hub and its cache fail in dozens of ways
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise UserError(f"{named}: no es un fichero ni una carpeta, y no se pudo descargar del Hub ({reason}); "
+                        "compruebe el nombre y la red") from problem
+
+
+def _keeps_every_character(proto):
+    spec = proto.normalizer_spec
+    changes = spec.precompiled_charsmap or spec.add_dummy_prefix or spec.remove_extra_whitespaces
+    bytes_known = sum(piece.type == hf_tokenizer.BYTE for piece in proto.pieces) == 256
+    return bool(not changes and spec.escape_whitespaces and proto.trainer_spec.byte_fallback and bytes_known)
+
 
 def _unescape(run):
     in_bytes, text = run
     return text if in_bytes else text.replace(SPACE, " ")
 
 
-def _with_controls(proto):
-    """Add the control pieces that `proto` lacks, at the end, so that no existing id changes."""
+def _with_controls(model):
+    """The bytes of a ModelProto with the control pieces that it lacks added at the end, so that no existing id changes.
+
+    Raises ValueError for what is no model.
+    """
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except Exception as problem:  # protobuf's DecodeError has no stable import path across its versions
+        raise ValueError("not a ModelProto") from problem
     names = {piece.piece for piece in proto.pieces}
     for name, role in CONTROLS:
         wanted = getattr(proto.trainer_spec, f"{role}_piece") or name
@@ -133,7 +293,7 @@ def _with_controls(proto):
         setattr(proto.trainer_spec, f"{role}_piece", wanted)
         setattr(proto.trainer_spec, f"{role}_id", [piece.piece for piece in proto.pieces].index(wanted))
     proto.trainer_spec.vocab_size = len(proto.pieces)
-    return proto
+    return proto.SerializeToString()
 
 
 def train(texts, vocab_size, note=print):

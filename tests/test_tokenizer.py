@@ -1,14 +1,18 @@
-"""SentencePiece: no character is ever lost."""
+"""Tokenizers: no character is ever lost, and what others trained is taken as it is."""
 
 import io
+import json
 import random
+import sys
 
 import numpy as np
 import pytest
 import sentencepiece
 
+from aura import corpus, dataset
+from aura import tokenizer as tokenizers
 from aura.errors import UserError
-from aura.tokenizer import Tokenizer, train
+from aura.tokenizer import from_bytes, load, train
 from tests.support import corpus_text
 
 
@@ -86,15 +90,198 @@ def test_empty_text():
 def test_a_model_without_padding_receives_it_and_keeps_its_ids(tmp_path):
     path = foreign(tmp_path, pad_id=-1, bos_id=-1, eos_id=-1)
     before = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    tokenizer = Tokenizer.load(path)
+    tokenizer = load(path)
     assert before.pad_id() == -1 and before.eos_id() == -1
     assert sorted([tokenizer.pad_id, tokenizer.eos_id]) == [before.get_piece_size(), before.get_piece_size() + 1]
     assert tokenizer.encode("Ana compró pan") == before.encode("Ana compró pan")
     assert not tokenizer.lossless, "no byte fallback: said so, not hidden"
 
 
-def test_what_is_not_a_model_is_named(tmp_path):
+def test_a_long_text_is_cut_where_no_piece_reaches_across(tokenizer, monkeypatch):
+    text = corpus_text(1) + "漢字" * 30
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(tokenizers, "ENCODE_CHARACTERS", 37)
+    assert tokenizer.encode(text) == whole
+    assert [len(chunk) <= 37 for chunk in tokenizer._chunks(text)].count(True) > len(text) / 37
+
+
+def test_a_normalising_model_sees_the_text_as_sentencepiece_does(tmp_path):
+    path = foreign(tmp_path)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    for text in ("  Ana   compró ▁pan  ", "▁", "", "día\tdía"):
+        assert load(path).encode(text) == theirs.encode(text)
+
+
+# tokenizer.json
+
+
+def byte_level(tmp_path, name="tokenizer.json", **options):
+    """A byte-level BPE in a tokenizer.json, as GPT-2's."""
+    tokenizers_library = pytest.importorskip("tokenizers")
+    made = tokenizers_library.ByteLevelBPETokenizer()
+    made.train_from_iterator([corpus_text(3)], **{"vocab_size": 300, "show_progress": False, **options})
+    made.save(str(tmp_path / name))
+    return tmp_path / name
+
+
+def test_a_byte_level_tokenizer_receives_what_it_lacks_and_keeps_its_ids(tmp_path):
+    path = byte_level(tmp_path)
+    import tokenizers as library
+
+    before = library.Tokenizer.from_file(str(path))
+    tokenizer = load(path)
+    size = before.get_vocab_size()
+    assert sorted([tokenizer.eos_id, tokenizer.pad_id]) == [size, size + 1] and tokenizer.vocab_size == size + 2
+    assert list(tokenizer.vocabulary().values()) == list(range(size + 2))
+    assert tokenizer.lossless and tokenizer.file_name == "tokenizer.json"
+    for text in (corpus_text(1), "  ñ 😀▁\x00\n", "", "<|endoftext|><pad>"):
+        ids = tokenizer.encode(text)
+        assert ids == before.encode(text).ids and max(ids, default=0) < size
+        assert tokenizer.decode([tokenizer.eos_id, *ids, tokenizer.pad_id]) == text
+        assert tokenizer.token_bytes()[ids].sum() == len(text.encode("utf-8"))
+    assert tokenizer.encode_batch(["Ana", "", "ñ"], threads=1) == [tokenizer.encode(text) for text in ("Ana", "", "ñ")]
+    assert not tokenizer.token_bytes()[[tokenizer.eos_id, tokenizer.pad_id]].any()
+    assert tokenizer.token_bytes().dtype == np.int64 and len(tokenizer.token_bytes()) == tokenizer.vocab_size
+
+
+def test_bytes_of_both_kinds_are_told_apart_and_stay_the_same(tokenizer, tmp_path):
+    other = load(byte_level(tmp_path))
+    for kind in (tokenizer, other):
+        again = from_bytes(kind.model)
+        assert type(again) is type(kind) and again.sha256 == kind.sha256
+        (tmp_path / kind.file_name).write_bytes(kind.model)
+        assert load(tmp_path / kind.file_name).sha256 == kind.sha256
+
+
+def test_what_would_change_a_text_is_switched_off(tmp_path):
+    path = byte_level(tmp_path, special_tokens=["<s>", "<|endoftext|>"])
+    document = json.loads(path.read_text("utf-8"))
+    document["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    document["post_processor"] = {
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                                                 {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}
+    path.write_text(json.dumps(document), "utf-8")
+    tokenizer = load(path)
+    assert tokenizer.decode(tokenizer.encode(corpus_text(1))) == corpus_text(1)
+    assert tokenizer.eos_id == 1 and tokenizer.pad_id == tokenizer.vocab_size - 1
+    assert 0 not in tokenizer.encode("<s>hola"), "text never becomes a special token"
+
+
+def test_a_folder_says_which_tokens_have_a_role(tokenizer, tmp_path):
+    byte_level(tmp_path, special_tokens=["<fin>", "<hueco>", "<|endoftext|>"])
+    config = {"eos_token": {"content": "<fin>", "lstrip": False}, "pad_token": "<hueco>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for name in (tmp_path, tmp_path / "tokenizer.json"):
+        assert (load(name).eos_id, load(name).pad_id) == (0, 1)
+    assert from_bytes(load(tmp_path).model).eos_id == 0, "the bytes alone know it"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<fin>", "pad_token": "<fin>"}))
+    assert load(tmp_path).pad_id not in (0, load(tmp_path).eos_id), "padding is never the end of a document"
+    (tmp_path / "tokenizer.model").write_bytes(tokenizer.model)
+    assert load(tmp_path).sha256 == tokenizer.sha256
+
+
+def test_the_older_pair_of_files(tmp_path):
+    document = json.loads(byte_level(tmp_path, "otro.json").read_text("utf-8"))
+    (tmp_path / "vocab.json").write_text(json.dumps(document["model"]["vocab"]))
+    merges = "".join(f"{a} {b}\n" for a, b in document["model"]["merges"])
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + merges, "utf-8")
+    text = corpus_text(1) + " ñ 😀"
+    assert load(tmp_path).encode(text) == load(tmp_path / "otro.json").encode(text)
+
+
+def test_byte_fallback_counts_its_bytes(tokenizer, tmp_path):
+    pytest.importorskip("tokenizers")
+    tokenizers.export_files(tokenizer, tmp_path)
+    theirs = load(tmp_path / "tokenizer.json")
+    assert (theirs.eos_id, theirs.pad_id) == (tokenizer.eos_id, tokenizer.pad_id)
+    assert (theirs.token_bytes() == tokenizer.token_bytes()).all() and theirs.lossless
+
+
+def test_data_are_prepared_with_it(tmp_path):
+    path = byte_level(tmp_path)
+    (tmp_path / "libro.txt").write_text(corpus_text(3), "utf-8")
+    made = dataset.prepare(corpus.open_corpus(str(tmp_path / "libro.txt")), tmp_path / "Data", tokenizer_path=path,
+                           note=lambda line: None)
+    assert made.load_tokenizer().sha256 == load(path).sha256
+    assert (made.directory / "tokenizer.json").is_file() and made.vocab_size == load(path).vocab_size
+    made.verify()
+
+
+class Hub:
+    """huggingface_hub.hf_hub_download over a folder."""
+
+    def __init__(self, folder, missing):
+        self.folder, self.missing, self.asked = folder, missing, []
+
+    def __call__(self, name, file):
+        self.asked.append((name, file))
+        if not (self.folder / file).exists():
+            raise self.missing
+        return str(self.folder / file)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    library = pytest.importorskip("huggingface_hub")
+    from huggingface_hub.errors import EntryNotFoundError
+
+    made = Hub(tmp_path, EntryNotFoundError("404"))
+    monkeypatch.setattr(library, "hf_hub_download", made)
+    return made
+
+
+def test_a_name_of_the_hub(hub, tmp_path):
+    path = byte_level(tmp_path)
+    assert load("datificate/gpt2-small-spanish").sha256 == load(path).sha256
+    assert ("datificate/gpt2-small-spanish", "tokenizer.json") in hub.asked
+    path.unlink()
+    with pytest.raises(UserError, match="--otra 'datificate/x'.*no tiene tokenizer.json"):
+        load("datificate/x", flag="--otra")
+
+
+def test_the_hub_out_of_reach(hub):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for missing in (LocalEntryNotFoundError("sin red\ny más"), ConnectionError("sin red"), OSError("sin red")):
+        hub.missing = missing
+        with pytest.raises(UserError, match=r"'a/b'.*no se pudo descargar del Hub \(sin red\); compruebe"):
+            load("a/b")
+
+
+@pytest.mark.parametrize(("library", "name"), [("tokenizers", "tokenizer.json"), ("huggingface_hub", "a/b")])
+def test_an_optional_library_that_is_missing_is_named(library, name, tmp_path, monkeypatch):
+    name = byte_level(tmp_path) if library == "tokenizers" else name
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UserError, match=f"pip install {library}"):
+        load(name)
+
+
+def test_what_is_not_a_tokenizer_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # no test may reach for the network
     (tmp_path / "x.model").write_bytes(b"\x00nada")
-    for path in (tmp_path / "x.model", tmp_path / "falta.model"):
-        with pytest.raises(UserError, match=path.name):
-            Tokenizer.load(path)
+    (tmp_path / "vacío.model").write_bytes(b"")
+    (tmp_path / "roto.json").write_text("{")
+    (tmp_path / "lista.json").write_text("[1]")
+    (tmp_path / "ajeno.json").write_text('{"a": 1}')
+    (tmp_path / "raro.json").write_text('{"model": {"type": "Nada", "vocab": {"a": 0}}}')
+    (tmp_path / "vocabulario.json").write_text('{"model": {"type": "BPE", "vocab": 3}}')
+    (tmp_path / "carpeta").mkdir()
+    names = ["x.model", "vacío.model", "roto.json", "lista.json", "ajeno.json", "raro.json", "vocabulario.json",
+             "falta.model", "falta.json", "carpeta", "una/ruta/falta"]
+    for name in names:
+        with pytest.raises(UserError) as caught:
+            load(tmp_path / name, flag="--tokenizer-name-or-path")
+        line = str(caught.value)
+        assert name in line and line.startswith("--tokenizer-name-or-path ") and "\n" not in line, line
+
+
+def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
+    path = byte_level(tmp_path)
+
+    def denied(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "read_bytes", denied)
+    with pytest.raises(UserError, match=r"tokenizer\.json.*permiso denegado"):
+        load(path)

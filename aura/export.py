@@ -1,0 +1,166 @@
+"""Hand a trained model over to other tools.
+
+    python -m aura.export --checkpoint gpt2_spanish.pth --to hf gpt2-hf
+
+hf: a folder that transformers opens as a GPT-2, without any code of ours.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+import aura
+from aura import cli, pretrain
+from aura import tokenizer as tokenizers
+from aura.dataset import partial_folder, put_in_place
+from aura.errors import EXIT_OK, UserError
+from aura.files import explain, require_writable_directory, sync_directory, write_json
+from aura.models.gpt import GPT, GPTConfig
+
+FORMATS = ("hf",)
+MARK = "aura_version"  # in config.json: this folder is an export, and a later one may replace it
+FILES = {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "vocab.json",
+         "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"}
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+LAYER_NORM_EPSILON = 1e-5  # the default of ops.layer_norm
+
+
+def build_parser():
+    """The arguments of this command."""
+    parser = cli.Parser(prog="python -m aura.export", description="Pasa un modelo entrenado a otras herramientas.")
+    parser.add_argument("--checkpoint", type=cli.path, default="gpt2_spanish.pth",
+                        help="modelo .pth o punto de control ckpt-*.pt")
+    parser.add_argument("--to", nargs="+", required=True, metavar=("FORMATO", "CARPETA"),
+                        help="formato y carpeta que se crea; hf: la que abre transformers")
+    return parser
+
+
+def main():
+    """Read the model, write the folder; returns the exit code."""
+    args = build_parser().parse_args()
+    if len(args.to) != 2:
+        raise UserError(f"--to {' '.join(args.to)}: se esperan un formato y una carpeta, por ejemplo --to hf gpt2-hf")
+    name, directory = args.to
+    if name not in FORMATS:
+        raise UserError(f"--to {name!r}: formato desconocido; existe {', '.join(FORMATS)}")
+    if not directory.strip():
+        raise UserError("--to hf '': no es el nombre de una carpeta")
+    final = Path(directory).resolve()
+    require_free(final)
+    config, weights, tokenizer = pretrain.read_output(args.checkpoint)
+    config = check(args.checkpoint, config, weights, tokenizer)
+    require_writable_directory(final.parent, "--to hf")
+    files = write_folder(final, config, weights, tokenizer)
+    size = sum((final / file).stat().st_size for file in files)
+    print(f"Exportado en {directory} ({size / 1e6:.1f} MB): {', '.join(files)}.")
+    print("Cárguelo con: from transformers import AutoModelForCausalLM, AutoTokenizer; "
+          f"modelo = AutoModelForCausalLM.from_pretrained({directory!r}); "
+          f"tokenizador = AutoTokenizer.from_pretrained({directory!r})")
+    return EXIT_OK
+
+
+def require_free(directory):
+    """Raise UserError unless `directory` is new, empty, or an earlier export without files of anybody else's."""
+    named = f"--to hf {str(directory)!r}"
+    if not directory.exists():
+        return
+    try:
+        found = {path.name for path in directory.iterdir()}
+        if not found:
+            return
+        ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except NotADirectoryError as problem:
+        raise UserError(f"{named}: ya existe y no es una carpeta; indique otro nombre") from problem
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise UserError(f"{named}: la carpeta no está vacía y no es una exportación anterior, así que no se "
+                        "sobrescribe; indique otra")
+    foreign = sorted(found - FILES)
+    if foreign:
+        raise UserError(f"{named}: junto a una exportación anterior hay ficheros que se perderían "
+                        f"({', '.join(foreign[:3])}); muévalos o indique otra carpeta")
+
+
+def check(path, config, weights, tokenizer):
+    """The GPTConfig of `config` (dict). Raises UserError where the parts of the checkpoint do not belong together."""
+    named = f"--checkpoint {str(path)!r}"
+    try:
+        config = GPTConfig(**config)
+    except TypeError as problem:
+        raise UserError(f"{named}: no es un GPT; por ahora solo se exportan modelos GPT") from problem
+    with torch.device("meta"):
+        expected = {name: value.shape for name, value in GPT(config).state_dict().items()}
+    if {name: value.shape for name, value in weights.items()} != expected:
+        raise UserError(f"{named}: los pesos no corresponden a su configuración")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(f"{named}: el tokenizador tiene {tokenizer.vocab_size} piezas y el modelo solo "
+                        f"{config.vocab_size}: no son del mismo entrenamiento")
+    return config
+
+
+def write_folder(final, config, weights, tokenizer):
+    """Write the folder `final`, whole or not at all; returns the names of its files. Raises UserError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    partial = partial_folder(final.parent, final.name)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        weights_path = partial / "model.safetensors"
+        save_file(hf_weights(weights), weights_path, metadata={"format": "pt"})
+        with open(weights_path, "rb+") as file:
+            os.fsync(file.fileno())
+        tokenizers.export_files(tokenizer, partial)
+        for name, content in hf_settings(config, weights, tokenizer).items():
+            write_json(partial / name, content)
+        shutil.copymode(partial / "config.json", weights_path)  # safetensors lets nobody else read what it writes
+        sync_directory(partial)
+        put_in_place(partial, final)
+    except (OSError, SafetensorError) as problem:
+        reason = explain(problem) if isinstance(problem, OSError) else str(problem)
+        raise UserError(f"--to hf {str(final)!r}: no se puede guardar ({reason}); indique otra carpeta o haga sitio"
+                        ) from problem
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sorted(path.name for path in final.iterdir())
+
+
+def hf_weights(weights):
+    """Our state dict under the names and in the shapes of transformers' GPT2LMHeadModel, dtypes kept.
+
+    Its projections are Conv1D: [in, out] where ours are [out, in]. Its head is tied, as ours is, and not stored.
+    """
+    return {f"transformer.{name}": (value.t() if name.endswith(TRANSPOSED) else value).contiguous()
+            for name, value in weights.items()}
+
+
+def hf_settings(config, weights, tokenizer):
+    """{file name: content} of the JSON files beside weights and vocabulary."""
+    names = {number: piece for piece, number in tokenizer.vocabulary().items()}
+    dtype = str(weights["wte.weight"].dtype).removeprefix("torch.")
+    # A text begins after the end of another one: there is no token of its own for the beginning, as in GPT-2.
+    ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    special = {"eos_token": names[tokenizer.eos_id], "pad_token": names[tokenizer.pad_id]}
+    return {
+        "config.json": {
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": config.vocab_size,
+            "n_positions": config.seq_len, "n_embd": config.n_embd, "n_layer": config.n_layer,
+            "n_head": config.n_head, "n_inner": 4 * config.n_embd, "activation_function": "gelu_new",
+            "layer_norm_epsilon": LAYER_NORM_EPSILON, "resid_pdrop": config.dropout, "embd_pdrop": config.dropout,
+            "attn_pdrop": config.dropout, "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype, **ends,
+            MARK: aura.__version__},
+        "generation_config.json": ends,
+        # Text must not become a special token because it spells its name (split_special_tokens).
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.seq_len,
+            "clean_up_tokenization_spaces": False, "split_special_tokens": True, **special},
+        "special_tokens_map.json": special}
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,345 @@
+"""What we hand over: tokenizer.json equals our tokenizer id by id, and transformers' GPT-2 equals our GPT."""
+
+import dataclasses
+import io
+import itertools
+import json
+import random
+import sys
+
+import pytest
+import safetensors.torch
+import sentencepiece
+import torch
+from sentencepiece import sentencepiece_model_pb2
+
+from aura import checkpoint, export, sampling
+from aura import tokenizer as tokenizers
+from aura.errors import UserError
+from aura.models.gpt import GPT, GPTConfig
+from tests.support import corpus_text
+
+hf = pytest.importorskip("tokenizers")
+
+TEXTS = [
+    "", " ", "   ", "En un lugar de la Mancha, de cuyo nombre no quiero acordarme,", "¿Qué? ¡Ñandú!", "漢字かな한국어",
+    "العربية",
+    "😀👍🏽👨\u200d👩\u200d👧", "e\u0301 n\u0303 u\u0308 é ñ ü", "\x00\x01\x1b\x7f", "\tuno\tdos\t", "\n\nuno\r\ndos\n",
+    "a     b  c", "  delante y detrás  ", "▁▁ a▁b▁", "<pad></s><unk><0x41>", "\u200b\ufeff\u202e\U0010ffff", "ﬁ①"]
+ALPHABET = [
+    *"aeiounrslmdtcp", *" .,-=", " ", " ", "  ", "    ", "\n", "\t", "\r\n", "\x00", "\x1b", "á", "ñ", "Ñ", "e\u0301",
+    *"漢字한😀👍▁\u200d\ufeff", "</s>", "<pad>", "<unk>", "<0x41>", "</", "s>", "la ", "día ", "Ana ", " en", "ana",
+    "banana", "====", "---", "....", "jajaja", "000"]
+UNTOUCHED = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
+
+
+def strings(count, alphabet=ALPHABET, longest=25):
+    dice = random.Random(0)
+    return ["".join(dice.choices(alphabet, k=dice.randrange(longest))) for _ in range(count)]
+
+
+def rich_text():
+    """corpus_text with words that repeat themselves: there alone the order of equal merges matters."""
+    odd = ["banana banana ananas", "jajaja jajajaja", "====== ==== ==", "-- --- ----", "... ..... ......",
+           "1000000 5000", "cocorococo tarara lalala", "anana nanana"]
+    return corpus_text(4) + "\n" + "\n".join(itertools.chain.from_iterable([line] * 40 for line in odd))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizers.train([rich_text()], 500)
+
+
+def exported(tokenizer, directory, note=print):
+    """What the library makes of our files."""
+    assert "tokenizer.json" in tokenizers.export_files(tokenizer, directory, note)
+    return hf.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def assert_equal(ours, theirs, texts, ties=0):
+    """The same ids and the same text back; in `ties` texts at most another division of the very same score."""
+    scores = [piece.score for piece in sentencepiece_model_pb2.ModelProto.FromString(ours.model).pieces]
+    for text in texts:
+        ids, found = ours.encode(text), theirs.encode(text).ids
+        if ties and found != ids:
+            ties -= 1
+            assert sum(scores[token] for token in found) == pytest.approx(sum(scores[token] for token in ids), rel=1e-6)
+        else:
+            assert found == ids, repr(text)
+        assert theirs.decode(ids) == ours.decode(ids) == theirs.decode(found), repr(text)
+
+
+def foreign(**options):
+    """A SentencePiece model trained elsewhere, as users bring it."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(rich_text().split("\n")), model_writer=model, minloglevel=2, max_sentence_length=100_000,
+        **{"vocab_size": 340 if options.get("byte_fallback") else 100, **options})
+    return model.getvalue()
+
+
+def loaded(tmp_path, **options):
+    path = tmp_path / "otro.model"
+    path.write_bytes(foreign(**options))
+    return tokenizers.load(path)
+
+
+def test_our_tokenizer_encodes_and_decodes_alike(tokenizer, tmp_path):
+    theirs = exported(tokenizer, tmp_path)
+    assert_equal(tokenizer, theirs, TEXTS + strings(3000) + [corpus_text(2)])
+    assert theirs.get_vocab_size() == tokenizer.vocab_size
+    assert json.loads((tmp_path / "vocab.json").read_text("utf-8")) == theirs.get_vocab()
+    assert (tmp_path / "tokenizer.model").read_bytes() == tokenizer.model
+    assert any(len(set(piece)) < len(piece) // 2 for piece in theirs.get_vocab()), "no piece that repeats itself"
+
+
+def test_every_single_id_decodes_alike(tokenizer, tmp_path):
+    theirs = exported(tokenizer, tmp_path)
+    for token in range(tokenizer.vocab_size):
+        assert theirs.decode([token]) == tokenizer.decode([token]), token
+    assert tokenizer.decode([tokenizer.eos_id, tokenizer.pad_id]) == ""
+
+
+def test_writing_needs_no_library(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    files = tokenizers.export_files(tokenizer, tmp_path)
+    assert sorted(files) == sorted(path.name for path in tmp_path.iterdir()) and len(files) == 3
+
+
+@pytest.mark.parametrize("options", [
+    {"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": False},
+    {"model_type": "bpe"},
+    {"model_type": "bpe", "add_dummy_prefix": False},
+    {"model_type": "char", "byte_fallback": True},
+    {"model_type": "unigram", "byte_fallback": True},
+    {"model_type": "unigram", "byte_fallback": True, **UNTOUCHED},
+    {"model_type": "bpe", "byte_fallback": True, "user_defined_symbols": ["<|yo|>", "ana", "ñ"], **UNTOUCHED},
+], ids=lambda options: "-".join(map(str, options.values())))
+def test_models_from_elsewhere_encode_and_decode_alike(options, tmp_path):
+    ours = loaded(tmp_path, normalization_rule_name="identity", **options)
+    notes = []
+    texts = TEXTS + strings(1500, [*ALPHABET, "<|yo|>"])
+    unigram = options["model_type"] == "unigram"  # the sums of its scores are rounded differently
+    assert_equal(ours, exported(ours, tmp_path, notes.append), texts, ties=len(texts) // 50 if unigram else 0)
+    assert bool(notes) == unigram, notes
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_normalising_model_is_alike_on_spanish_and_says_where_it_may_differ(kind, tmp_path):
+    ours = loaded(tmp_path, model_type=kind, byte_fallback=True)
+    notes = []
+    theirs = exported(ours, tmp_path, notes.append)
+    assert any("nmt_nfkc" in line and "grafemas" in line for line in notes)
+    told = ("\r\n", "\u0301\u200d")
+    texts = [text for text in TEXTS + strings(1500) if not any(part in text for part in told)]
+    assert_equal(ours, theirs, texts, ties=len(texts) // 50 if kind == "unigram" else 0)
+    assert any(theirs.encode(text).ids != ours.encode(text) for text in ("a\r\nb", "e\u0301\u200d"))
+
+
+@pytest.mark.parametrize(("options", "why"), [
+    ({"model_type": "word", "vocab_size": 60}, "word"),
+    ({"model_type": "bpe", "treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
+    ({"model_type": "unigram", "user_defined_symbols": ["<|yo|>"]}, "user_defined_symbols"),
+])
+def test_what_the_format_cannot_say_is_not_written(options, why, tmp_path):
+    ours = loaded(tmp_path, **options)
+    notes = []
+    assert tokenizers.export_files(ours, tmp_path, notes.append) == ["tokenizer.model", "vocab.json"]
+    assert len(notes) == 1 and why in notes[0] and not (tmp_path / "tokenizer.json").exists()
+
+
+def random_model(proto, dice):
+    """`proto` with pieces that no training would choose, over few letters and at random scores."""
+    made = sentencepiece_model_pb2.ModelProto.FromString(proto)
+    others = [piece for piece in made.pieces if piece.type != sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL]
+    del made.pieces[:]
+    made.pieces.extend(others)
+    letters = dice.choice(["a", "ab", "abc"])
+    for word in ["a", "b", "c", *sorted({"".join(dice.choices(letters, k=dice.randrange(2, 7))) for _ in range(40)})]:
+        made.pieces.add(piece=word, score=-dice.random())
+    made.trainer_spec.vocab_size = len(made.pieces)
+    return made.SerializeToString()
+
+
+def test_any_order_of_merges_is_kept(tokenizer):
+    dice = random.Random(1)
+    for _ in range(40):
+        ours = tokenizers.from_bytes(random_model(tokenizer.model, dice))
+        theirs = hf.Tokenizer.from_str(json.dumps(ours.to_json(pytest.fail)))
+        assert_equal(ours, theirs, strings(60, "abc", 40))
+
+
+def test_pieces_of_equal_score_are_told(tmp_path):
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizers.train([rich_text()], 400).model)
+    for piece in proto.pieces:
+        piece.score = -1.0
+    notes = []
+    tokenizers.from_bytes(proto.SerializeToString()).to_json(notes.append)
+    assert "misma puntuación" in notes[0]
+
+
+# The model.
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    made = GPT(GPTConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=3, n_head=4, n_embd=32, dropout=0.0))
+    for parameter in made.parameters():  # no bias at zero, no norm at one, or a mistake would not show
+        torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.3)
+    return made.eval()
+
+
+def save(model, tokenizer, path, dtype=torch.float32):
+    """A final model as training leaves it, or a checkpoint where the name ends in .pt."""
+    weights = {name: value.to(dtype) for name, value in model.state_dict().items()}
+    config = dataclasses.asdict(model.config)
+    if path.suffix == ".pt":
+        stored = torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8)
+        checkpoint.save_file(path, {"config": config, "model": weights, "tokenizer": stored})
+        return path
+    checkpoint.save_file(path, weights)
+    name = f"{path.stem}.{tokenizer.file_name}"
+    (path.parent / name).write_bytes(tokenizer.model)
+    path.with_suffix(".json").write_text(json.dumps({"config": config, "tokenizer": name}))
+    return path
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["export", *map(str, words)])
+    return export.main()
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizer, tmp_path_factory):
+    """An exported folder."""
+    where = tmp_path_factory.mktemp("modelo")
+    path = save(model, tokenizer, where / "gpt.pth")
+    with pytest.MonkeyPatch.context() as patch:
+        assert run(patch, "--checkpoint", path, "--to", "hf", where / "hf") == 0
+    return where / "hf"
+
+
+def test_the_folder_is_complete(folder):
+    assert {path.name for path in folder.iterdir()} == export.FILES
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "some file is for its owner alone"
+
+
+def test_transformers_computes_the_same(folder, model, tokenizer, capfd):
+    transformers = pytest.importorskip("transformers")
+    theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert type(theirs).__name__ == "GPT2LMHeadModel" and theirs.dtype == torch.float32
+    assert not any(loading.values()), loading
+    assert theirs.lm_head.weight is theirs.transformer.wte.weight
+    generation = theirs.generation_config
+    assert generation.eos_token_id == generation.bos_token_id == tokenizer.eos_id
+    assert generation.pad_token_id == tokenizer.pad_id
+    tokens = torch.randint(model.config.vocab_size, (3, 48), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = model(tokens)
+        assert ours.std() > 1, "logits too flat to tell anything"
+        torch.testing.assert_close(theirs.eval()(tokens).logits, ours, rtol=1e-4, atol=1e-4)
+    said = "".join(capfd.readouterr())
+    assert "tie" not in said.lower() and "initialized" not in said, said
+
+
+def test_transformers_writes_the_same(folder, model, tokenizer):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    for prompt in ("Ana compró", "junto al mar", "\n"):
+        ids = tokenizer.encode(prompt)
+        ours = sampling.generate(model, ids, 12, eos_id=tokenizer.eos_id, temperature=0)
+        continued = theirs.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                                    do_sample=False, max_new_tokens=12)[0, len(ids):].tolist()
+        assert [token for token in continued if token != tokenizer.eos_id] == ours
+
+
+def test_transformers_tokenizes_the_same(folder, tokenizer):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
+    assert len(theirs) == tokenizer.vocab_size and theirs.model_max_length == 48
+    for text in TEXTS + strings(300):
+        ids = tokenizer.encode(text)
+        assert theirs.encode(text) == ids == theirs(text)["input_ids"], repr(text)
+        assert theirs.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_checkpoint_and_its_dtype(model, tokenizer, tmp_path, monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    path = save(model, tokenizer, tmp_path / "ckpt-00000001.pt", torch.bfloat16)
+    assert run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"from_pretrained({str(tmp_path / 'hf')!r})" in last and "Cárguelo" in last
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    assert theirs.dtype == torch.bfloat16
+    stored = safetensors.torch.load_file(tmp_path / "hf" / "model.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.bfloat16}
+    assert torch.equal(theirs.transformer.h[2].mlp.c_fc.weight, model.h[2].mlp.c_fc.weight.t().bfloat16())
+
+
+def test_a_byte_level_tokenizer_goes_along(model, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    made = hf.ByteLevelBPETokenizer()
+    made.train_from_iterator([rich_text()], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = tokenizers.load(tmp_path / "tokenizer.json")
+    path = save(model, ours, tmp_path / "gpt.pth")
+    run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (ours.eos_id, ours.pad_id)
+    for text in TEXTS + strings(300, [*ALPHABET, "<|endoftext|>"]):
+        assert theirs.encode(text) == ours.encode(text), repr(text)
+    assert not (tmp_path / "hf" / "tokenizer.model").exists()
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    order = ("--checkpoint", path, "--to", "hf", tmp_path / "hf")
+    (tmp_path / "hf").mkdir()
+    run(monkeypatch, *order)
+    run(monkeypatch, *order)
+    (tmp_path / "hf" / "notas.txt").write_text("mías")
+    with pytest.raises(UserError, match="notas.txt"):
+        run(monkeypatch, *order)
+    (tmp_path / "ajena").mkdir()
+    (tmp_path / "ajena" / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "fichero").write_text("")
+    for name, why in (("ajena", "no está vacía"), ("fichero", "no es una carpeta")):
+        with pytest.raises(UserError, match=why):
+            run(monkeypatch, *order[:-1], tmp_path / name)
+    assert (tmp_path / "hf" / "notas.txt").read_text() == "mías"
+
+
+def test_a_full_disk_leaves_the_earlier_export(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    order = ("--checkpoint", path, "--to", "hf", tmp_path / "hf")
+    run(monkeypatch, *order)
+    before = (tmp_path / "hf" / "model.safetensors").stat().st_ino
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizers, "export_files", full)
+    with pytest.raises(UserError, match="no queda espacio"):
+        run(monkeypatch, *order)
+    assert (tmp_path / "hf" / "model.safetensors").stat().st_ino == before
+    assert not [found for found in tmp_path.iterdir() if found.name.startswith(".")]
+
+
+def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    with pytest.raises(UserError, match="'gguf'.*hf"):
+        run(monkeypatch, "--checkpoint", path, "--to", "gguf", "x")
+    with pytest.raises(UserError, match="un formato y una carpeta"):
+        run(monkeypatch, "--checkpoint", path, "--to", "hf")
+    with pytest.raises(UserError, match="falta.pth"):
+        run(monkeypatch, "--checkpoint", "falta.pth", "--to", "hf", tmp_path / "hf")
+    described = json.loads(path.with_suffix(".json").read_text())
+    for key, value, why in (("n_layer", 2, "no corresponden"), ("experts", 2, "no es un GPT")):
+        changed = {**described, "config": {**described["config"], key: value}}
+        path.with_suffix(".json").write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=why):
+            run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
