@@ -73,7 +73,7 @@ def main():
     with distributed.session(args) as dist:
         pretrain.tune_allocator(dist.device)
         if not args.prepare:
-            pretrain.check_places(args)
+            pretrain.check_places(args, dist)
         data = pretrain.load_data(args, dist)
         if args.prepare:
             return EXIT_OK

@@ -165,5 +165,16 @@ def device_name(device):
     return platform.processor() or platform.machine()
 
 
+def peak_memory(device):
+    """Most bytes this process has had: allocated on a CUDA device, resident (getrusage(2)) on a CPU; 0 on Windows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 if __name__ == "__main__":
     _nccl_probe_child(*map(int, sys.argv[1:4]), sys.argv[4], int(sys.argv[5]))

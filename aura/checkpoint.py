@@ -2,15 +2,18 @@
 
     checkpoints/ckpt-00000500.pt      one zip archive, readable with torch.load(weights_only=True)
 
-Every record of the archive carries a CRC-32 that torch.load does not check; `verify` does, so a flipped bit is found
+Every record of the archive carries a CRC-32 that torch.load does not check; `damage` does, so a flipped bit is found
 and the checkpoint before it is taken. Rank 0 alone reads and writes; the others receive.
 """
 
 import os
 import re
 import shutil
+import threading
+import time
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,17 +21,33 @@ import torch
 from aura.errors import TrainingFault, UserError
 from aura.files import atomic_write, explain, remove_partials, set_aside
 
-NAME = re.compile(r"ckpt-(\d{8})\.pt$")
+NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 
 
-def path_of(directory, step):
+@dataclass(frozen=True)
+class Names:
+    """How checkpoints are called, as format strings of their step: the regular ones, and the last one of a run that a
+    signal ended."""
+
+    regular: str = "ckpt-{:08d}.pt"
+    interrupted: str = "ckpt-{:08d}.pt"
+
+
+def path_of(directory, step, name=Names.regular):
     """Where the checkpoint of `step` lives."""
-    return Path(directory) / f"ckpt-{step:08d}.pt"
+    return Path(directory) / name.format(step)
+
+
+def step_of(path):
+    """The step in a checkpoint's name, None when it is not such a name."""
+    match = NAME.fullmatch(Path(path).name)
+    return int(match.group(1)) if match else None
 
 
 def found(directory):
     """Paths of all checkpoints in `directory`, newest (highest step) first; not verified."""
-    return sorted((path for path in Path(directory).glob("ckpt-*.pt") if NAME.search(path.name)), reverse=True)
+    paths = [path for path in Path(directory).glob("*.pt") if step_of(path) is not None]
+    return sorted(paths, key=lambda path: (step_of(path), path.stat().st_mtime_ns), reverse=True)
 
 
 def damage(path):
@@ -48,8 +67,12 @@ def read(path):
     wrong = damage(path)
     if wrong:
         raise UserError(f"punto de control {str(path)!r}: {wrong}; use --resume auto para tomar el anterior")
+    return _load(path)
+
+
+def _load(path, **how):
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, **how)
     except (RuntimeError, KeyError, ValueError, EOFError, OSError) as problem:
         raise UserError(f"{str(path)!r} no es un punto de control de este proyecto "
                         f"({str(problem).splitlines()[0][:120]})") from problem
@@ -97,17 +120,47 @@ class _Remembering:
         self.file.flush()
 
 
+def peek(path):
+    """A verified checkpoint with its tensors left on the disk: for what is written beside the weights."""
+    return _load(path, mmap=True)
+
+
+class _HostCopy:
+    """A copy of a state in host memory, into the same buffers every time; pinned where it comes from a GPU, which is
+    several times as fast."""
+
+    def __init__(self):
+        self.buffers = {}
+
+    def take(self, tree, place=()):
+        """`tree` with every tensor replaced by its copy, and nothing weights_only would refuse."""
+        if isinstance(tree, torch.Tensor):
+            buffer = self.buffers.get(place)
+            if buffer is None or buffer.shape != tree.shape or buffer.dtype != tree.dtype:
+                buffer = torch.empty(tree.shape, dtype=tree.dtype, pin_memory=tree.is_cuda)
+                self.buffers[place] = buffer
+            return buffer.copy_(tree.detach())
+        if isinstance(tree, dict):
+            return {key: self.take(part, (*place, key)) for key, part in tree.items()}
+        if isinstance(tree, list | tuple):
+            return [self.take(part, (*place, number)) for number, part in enumerate(tree)]
+        return cpu_copy(tree)
+
+
 class Checkpointer:
     """Saves, rotates and restores the checkpoints of one run, on every rank alike.
 
     constants: what does not change during the run (configuration, tokenizer, versions), stored in each checkpoint.
+    The newest `keep` stay, and those whose step is a multiple of keep_every (0: none). background: save() copies the
+    state to host memory and a thread writes it while training goes on; a failure is raised by the next poll().
     last: path of the newest checkpoint this run has written or read, None before; the same on all ranks.
     """
 
-    def __init__(self, directory, dist, keep=3, constants=None):
-        self.directory, self.dist, self.keep = Path(directory), dist, keep
-        self.constants = constants or {}
-        self.last = None
+    def __init__(self, directory, dist, keep=3, constants=None, *, names=None, keep_every=0, background=False):
+        self.directory, self.dist, self.keep, self.keep_every = Path(directory), dist, keep, keep_every
+        self.constants, self.names = constants or {}, names or Names()
+        self.host = _HostCopy() if background else None
+        self.last = self.writer = self.failure = None
 
     def start_fresh(self):
         """Move the checkpoints of an earlier run aside so that 'the newest' always belongs to this one."""
@@ -116,24 +169,78 @@ class Checkpointer:
             if folder:
                 self.dist.print(f"Los puntos de control anteriores se han movido a {folder}.")
 
-    def save(self, step, state):
-        """Write the checkpoint of `step` on rank 0 and remove the oldest beyond `keep`.
+    def save(self, step, state, interrupted=False):
+        """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background if
+        so asked, but for an interrupted run's. Returns the seconds that training stood still.
 
-        Raises TrainingFault naming the reason and the last good checkpoint when it cannot be written.
+        Raises TrainingFault naming the reason and the last good checkpoint when it, or the one before, cannot be
+        written.
         """
-        path = path_of(self.directory, step)
-        if self.dist.main:
-            try:
-                remove_partials(self.directory)
-                save_file(path, {**self.constants, **state})
-            except OSError as problem:
-                raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}") from problem
-            for old in found(self.directory)[self.keep:]:
+        started = time.perf_counter()
+        self.finish()
+        name = self.names.interrupted if interrupted else self.names.regular
+        path = path_of(self.directory, step, name)
+        if not self.dist.main:
+            self.last = str(path)
+        elif self.host is None or interrupted:
+            self._write(path, {**self.constants, **cpu_copy(state)})
+            self.poll()
+        else:
+            self._write_behind(path, state)
+        return time.perf_counter() - started
+
+    def _write_behind(self, path, state):
+        try:
+            copied = self.host.take(state)
+        except RuntimeError as problem:  # what torch raises when there is no room
+            self.dist.print(f"Aviso: no cabe una copia del estado en la memoria ({str(problem).splitlines()[0][:80]}): "
+                            "el entrenamiento esperará a que se guarde cada punto de control.")
+            self.host = None
+            self._write(path, {**self.constants, **state})
+            self.poll()
+            return
+        self.writer = threading.Thread(target=self._write, args=(path, {**self.constants, **copied}))
+        self.writer.start()
+
+    def _write(self, path, state):
+        try:
+            remove_partials(self.directory)
+            save_file(path, state)
+            wrong = damage(path)
+            if wrong:
+                raise OSError(0, wrong)
+            self.last = str(path)
+            self._rotate()
+        except OSError as problem:
+            self.failure = TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}")
+        except Exception as problem:  # it happens in a thread, and belongs to whoever waits for it
+            self.failure = problem
+
+    def _rotate(self):
+        for old in found(self.directory)[self.keep:]:
+            if not (self.keep_every and step_of(old) % self.keep_every == 0):
                 old.unlink(missing_ok=True)
-        self.last = str(path)
+
+    def poll(self):
+        """Raise what went wrong in the last save, if anything."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def finish(self):
+        """Wait until nothing is being written; raises as poll()."""
+        self.settle()
+        self.poll()
+
+    def settle(self):
+        """Wait until nothing is being written; what went wrong is left for poll()."""
+        if self.writer is not None:
+            self.writer.join()
+            self.writer = None
 
     def named(self):
-        """The phrase that tells where to go on from."""
+        """The phrase that tells where to go on from, once nothing is being written any more."""
+        self.settle()
         return f"último punto de control: {self.last}" if self.last else "todavía no había ningún punto de control"
 
     def load(self, resume="auto"):
@@ -141,9 +248,10 @@ class Checkpointer:
 
         Raises UserError for a path that does not exist or is damaged.
         """
+        self.settle()
         path = None
         if self.dist.main:
-            path = newest_good(self.directory, self.dist.print) if resume == "auto" else _existing(resume)
+            path = choose(resume, self.directory, self.dist.print)
         path = self.dist.broadcast_tree(str(path) if path else None)
         if path is None:
             return None
@@ -159,15 +267,19 @@ class Checkpointer:
                             f"{state_bytes / 1e9:.2f} GB: libere espacio o indique otra carpeta con {flag}")
 
 
-def _existing(path):
-    path = Path(path)
+def choose(resume, directory, note=print):
+    """The checkpoint that `resume` means: 'auto', the newest of `directory` that verifies, or None; else a file, or a
+    folder's newest. Raises UserError when there is no such file, or nothing valid in the folder."""
+    if resume == "auto":
+        return newest_good(directory, note)
+    path = Path(resume)
     if path.is_dir():
-        newest = newest_good(path)
+        newest = newest_good(path, note)
         if newest is None:
             raise UserError(f"--resume {str(path)!r}: la carpeta no contiene ningún punto de control válido")
         return newest
     if not path.is_file():
-        raise UserError(f"--resume {str(path)!r}: no existe; use auto, none o la ruta de un ckpt-*.pt")
+        raise UserError(f"--resume {str(path)!r}: no existe; use auto, none o la ruta de un punto de control .pt")
     return path
 
 

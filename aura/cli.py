@@ -53,6 +53,9 @@ def path(text):
     return text if text.strip() else _Bad(f"{text!r} no es el nombre de un fichero o carpeta")
 
 
+_UNSET = object()
+
+
 class _Formatter(argparse.HelpFormatter):
     """Help in Spanish with every default shown."""
 
@@ -77,11 +80,26 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(_translate(message))
 
-    def parse_args(self, args=None, namespace=None):
-        """Parse `args` (sys.argv[1:] by default). Raises UserError naming every bad value and unknown argument."""
+    def alias(self, flag, *names):
+        """Let `names` mean the same as `flag`, and the last of them stand in messages about its value: what a guide
+        calls otherwise keeps the house's name too."""
+        action = self._option_string_actions[flag]
+        action.option_strings = [*action.option_strings, *names]
+        self._option_string_actions |= dict.fromkeys(names, action)
+
+    def parse_args(self, args=None):
+        """Parse `args` (sys.argv[1:] by default); `given` is the set of the names that were there, not filled in.
+
+        Raises UserError naming every bad value and unknown argument.
+        """
         words = list(sys.argv[1:] if args is None else args)
+        defaults = {action.dest: action.default for action in self._actions if action.dest != "help"}
+        unset = argparse.Namespace(**dict.fromkeys(defaults, _UNSET))
         try:
-            parsed, unknown = self.parse_known_args([_dashed(word) for word in words], namespace)
+            parsed, unknown = self.parse_known_args([_dashed(word) for word in words], unset)
+            parsed.given = {name for name, value in vars(parsed).items() if value is not _UNSET}
+            for name in defaults.keys() - parsed.given:
+                setattr(parsed, name, defaults[name])
             flags = {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
             problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
             problems += [self._unknown(word) for word in unknown]
@@ -180,10 +198,14 @@ def add_data(parser):
     group.add_argument("--dataset-max-tokens", type=number(int, low=1), metavar="N",
                        help="se detiene al llegar a N tokens (wikipedia y oscar: 100 millones si no se indica)")
     group.add_argument("--data-dir", type=path, default="./Data", help="carpeta de los datos preparados")
-    group.add_argument("--tokenizer", type=path, metavar="RUTA", help="modelo de SentencePiece ya entrenado")
+    group.add_argument("--tokenizer", type=path, metavar="RUTA|NOMBRE",
+                       help="modelo de SentencePiece o tokenizer.json, una carpeta con uno de ellos, o un nombre de "
+                            "Hugging Face")
     group.add_argument("--vocab-size", type=number(int, low=1), help="piezas del tokenizador (según el preset)")
     group.add_argument("--val-fraction", type=number(float, low=0, high=0.5), metavar="F",
                        help="parte de los documentos para validación (según el tamaño del corpus)")
+    group.add_argument("--num-workers", type=number(int, low=0), default=0, metavar="N",
+                       help="hilos que pasan el texto a tokens; 0: todos los núcleos")
     group.add_argument("--prepare", action="store_true", help="prepara los datos y termina")
 
 
@@ -236,6 +258,8 @@ def add_checkpoints(parser, output):
                        help="cada cuánto se guarda uno; 0: solo al final o al parar")
     group.add_argument("--keep-checkpoints", type=number(int, low=1), default=3, metavar="N",
                        help="cuántos se conservan")
+    group.add_argument("--keep-every", type=number(int, low=0), default=0, metavar="PASOS",
+                       help="conserva además los de cada tantos pasos; 0: ninguno")
     group.add_argument("--resume", type=path, default="auto", metavar="auto|none|RUTA",
                        help="auto: el último que esté entero; none: empezar de cero")
     group.add_argument("--output", type=path, default=output,

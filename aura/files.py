@@ -78,6 +78,26 @@ def set_aside(paths, into):
     return folder
 
 
+def hold(directory, flag):
+    """Take the lock of `directory` for as long as this process lives, so that two runs never write into one folder.
+
+    Raises UserError naming `flag` when another process has it. A file system or a Windows without locks has none.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return
+    descriptor = os.open(Path(directory) / ".en-uso", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"otra ejecución está usando {str(directory)!r}: espere a que termine, deténgala, o indique "
+                        f"otra carpeta con {flag}") from None
+    except OSError:  # NFS without a lock server
+        os.close(descriptor)
+
+
 def require_writable_directory(directory, flag):
     """Create `directory` if needed and prove, by writing, that files can be made in it.
 

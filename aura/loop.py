@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from aura.checkpoint import cpu_copy
+from aura import backend
 from aura.distributed import is_communication_error
 from aura.errors import PeerLost, TrainingFault, UserError
 from aura.files import explain
@@ -46,6 +46,9 @@ class Progress:
     tokens: int = 0
     lr_scale: float = 1.0
     faults: int = 0
+    seconds: float = 0.0  # spent in all the runs that led here
+    epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch so far
+    epoch_tokens: int = 0
 
 
 class Precision:
@@ -82,9 +85,10 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     progress = progress or Progress()
     module = plain(model)
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist):
-        stop = 0
+        stop, stalled = 0, 0.0
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
+            checkpointer.poll()
             lr = schedule(progress.step) * progress.lr_scale
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -99,6 +103,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             norm = norm.item() * factor
             progress.step += 1
             progress.tokens += int(count)
+            progress.epoch_loss += loss * count
+            progress.epoch_tokens += int(count)
 
             overflow = precision.scaler.is_enabled() and precision.scaler.get_scale() >= SMALLEST_LOSS_SCALE
             faulty = not math.isfinite(loss) or (not math.isfinite(norm) and not overflow)
@@ -116,17 +122,28 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
 
             last = progress.step == policy.max_steps
             metrics = {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens,
-                       "epoch": loader.epoch + loader.samples / loader.windows}
-            evaluated = evaluate is not None and (last or _due(progress.step, policy.eval_interval))
+                       "epoch": loader.epoch + loader.samples / loader.windows, "stall_s": stalled,
+                       "memory_gb": backend.peak_memory(dist.device) / 1e9}
+            if loader.epoch_ended:
+                metrics["epoch_loss"] = progress.epoch_loss / progress.epoch_tokens
+                progress.epoch_loss, progress.epoch_tokens = 0.0, 0
+            ended = last or loader.epoch_ended
+            evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
             if evaluated:
                 metrics |= evaluate()
-            if evaluated or last or _due(progress.step, policy.log_interval) or progress.step == 1:
-                reporter.log(progress.step, **metrics)
+            progress.seconds += time.perf_counter() - started
+            if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
+                reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
+                stalled = 0.0
             if sample is not None and (last or _due(progress.step, policy.sample_interval)):
                 sample(progress.step)
             if last or stop or _due(progress.step, policy.checkpoint_freq):
                 progress.faults = progress.faults if faulty else 0
-                checkpointer.save(progress.step, state_of(module, optimizer, precision, loader, policy, progress))
+                state = state_of(module, optimizer, precision, loader, policy, progress)
+                wait = checkpointer.save(progress.step, state, interrupted=bool(stop) and not last)
+                stalled += wait
+                progress.seconds += wait
+        checkpointer.finish()
     return progress, stop
 
 
@@ -212,14 +229,16 @@ def _checkpoint_named(checkpointer, dist):
         if not (dist.grouped and is_communication_error(problem)):
             raise
         raise PeerLost(f"{dist.peer_lost(problem)}; {checkpointer.named()}") from problem
+    finally:
+        checkpointer.settle()
 
 
 def state_of(module, optimizer, precision, loader, policy, progress):
-    """Everything a run needs to go on, as nested dicts of CPU tensors and plain values."""
-    return cpu_copy({
+    """Everything a run needs to go on, as nested dicts of tensors, where they are, and plain values."""
+    return {
         "model": module.state_dict(), "optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict(),
         "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale}, "loader": loader.state_dict(),
-        "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)})
+        "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)}
 
 
 def restore(state, module, optimizer, precision, loader=None):

@@ -28,8 +28,8 @@ def use(choice="auto"):
     """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
 
     auto is fused where the extension can be built, else sdpa. Builds and loads the extension if need be. Tensors our
-    kernels do not take (float16, heads wider than 256, other devices) go to torch's in any case. Raises UserError where
-    fused cannot be had.
+    kernels do not take (float16, heads wider than 256, other devices) go to torch's in any case. Returns the choice
+    that was made. Raises UserError where fused cannot be had.
     """
     global _choice
     if choice not in CHOICES:
@@ -40,6 +40,7 @@ def use(choice="auto"):
             raise UserError(f"--attention fused: {reason}; use --attention auto o sdpa")
         choice = "sdpa" if reason else "fused"
     _choice = choice
+    return choice
 
 
 @contextlib.contextmanager

@@ -14,16 +14,19 @@ import torch
 
 import aura
 from aura import backend, corpus, dataset, loop, ops, report, sampling, share, tokens
-from aura.checkpoint import Checkpointer, cpu_copy, save_file, state_bytes
+from aura.checkpoint import Checkpointer, choose, cpu_copy, peek, save_file, state_bytes
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
-from aura.files import explain, require_writable_directory, write_bytes, write_json
+from aura.files import explain, hold, require_writable_directory, write_bytes, write_json
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 
 
-def check_places(args):
-    """Prove that every place a run writes to can be written, before anything else is done. Raises UserError."""
+def check_places(args, dist):
+    """Prove that every place a run writes to can be written and that no other run uses its folder of checkpoints,
+    before anything else is done. Raises UserError."""
     require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
+    if dist.main:
+        hold(args.checkpoint_dir, "--checkpoint-dir")
     require_writable_directory(args.log_dir, "--log-dir")
     require_writable_directory(Path(args.output).parent, "--output")
     if Path(args.output).is_dir():
@@ -81,7 +84,7 @@ def _find_or_prepare(args, dist):
         last = dataset.latest(args.data_dir)
         if last is not None:
             for flag in ("tokenizer", "val_fraction", "dataset_max_tokens"):
-                if getattr(args, flag) is not None:
+                if flag in args.given:
                     raise UserError(f"--{flag.replace('_', '-')} {getattr(args, flag)} solo sirve al preparar datos: "
                                     "indique también --dataset-name")
             dist.print(f"Datos: {last.meta['name']!r}, los últimos preparados en {args.data_dir}.")
@@ -94,9 +97,42 @@ def _find_or_prepare(args, dist):
     prepared = dataset.prepare(
         corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
         tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
-        note=dist.print)
+        threads=args.num_workers or None, note=dist.print)
     prepared.verify()
     return prepared
+
+
+def recorded(args, note=print):
+    """The checkpoint that a run with these arguments goes on from, its tensors still on the disk, or None.
+
+    --resume is left naming it, so that what is loaded later is the same.
+    """
+    if args.resume == "none":
+        return None
+    path = choose(args.resume, args.checkpoint_dir, note)
+    if path is None:
+        return None
+    args.resume = str(path)
+    state = peek(path)
+    if not {"arguments", "config", "dataset"} <= state.keys():
+        raise UserError(f"{str(path)!r} no es un punto de control de este proyecto")
+    return state
+
+
+def recorded_data(args, state):
+    """The prepared Dataset that the checkpoint `state` was trained on, or None when it is no longer there.
+
+    Raises UserError when the arguments name another corpus or tokenizer.
+    """
+    known = state["dataset"]["sha256"]
+    data = next((data for data in dataset.prepared(args.data_dir) if data.sha256 == known), None)
+    if data is None:
+        return None
+    if "dataset_name" in args.given and not dataset.same_text(data, corpus.open_corpus(args.dataset_name)):
+        raise UserError(f"--dataset-name {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "
+                        f"({state['dataset']['name']!r}): quite esa opción, o empiece en otra carpeta")
+    data.verify()
+    return data
 
 
 def make_loaders(args, dist, data):
@@ -156,21 +192,26 @@ def make_sample(args, module, tokenizer, reporter):
     return sample
 
 
+def plain_arguments(args):
+    """The arguments that are plain values, as a dict."""
+    return {key: value for key, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
+
+
 def constants(args, config, data, tokenizer):
     """What every checkpoint of a run carries besides its state."""
     return cpu_copy({
-        "config": asdict(config), "arguments": {key: value for key, value in vars(args).items()
-                                                if isinstance(value, str | int | float | bool | None)},
+        "config": asdict(config), "arguments": plain_arguments(args),
         "dataset": {"name": data.meta["name"], "sha256": data.sha256},
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
         "versions": {"aura": aura.__version__, "torch": torch.__version__.split("+")[0],
                      "python": platform.python_version()}})
 
 
-def resume(args, dist, checkpointer, module, optimizer, precision, loader):
+def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False):
     """Put back the newest checkpoint (--resume auto), a given one, or none; returns the Progress to go on from.
 
-    Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample.
+    Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
+    strict, is refused as well.
     """
     state = None if args.resume == "none" else checkpointer.load(args.resume)
     if state is None:
@@ -179,6 +220,9 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader):
         return loop.Progress()
     _require_same(state, checkpointer)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
+    if strict and not same_data:
+        raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
+                        "aquellos, o empiece de cero en otra carpeta")
     progress = loop.restore(state, module, optimizer, precision, loader if same_data else None)
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
     if not same_data:
@@ -213,10 +257,13 @@ def synchronise(dist, module):
     dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} procesos")
 
 
-def train(args, dist, data, config, module, optimizer, schedule, loss_fn):
+def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv",
+          description=None, target_hours=None, same_data=False):
     """Everything between a built model and its files: loaders, resume, loop, output. Returns the exit code.
 
-    schedule(step, steps) -> learning rate. loss_fn as loop.train wants it.
+    schedule(step, steps) -> learning rate. loss_fn as loop.train wants it. names: a checkpoint.Names. table and
+    target_hours: as report.Reporter takes them. description: name of the JSON beside the model. same_data: refuse to go
+    on with another data set.
     """
     precision = choose_precision(args.precision, dist.device)
     tokenizer = data.load_tokenizer()
@@ -224,14 +271,15 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn):
     with loader:
         steps = args.max_steps or args.epochs * loader.steps_per_epoch
         checkpointer = Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints,
-                                    constants(args, config, data, tokenizer))
+                                    constants(args, config, data, tokenizer), names=names,
+                                    keep_every=args.keep_every, background=True)
         checkpointer.require_room(state_bytes(module))
-        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader)
+        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data)
         model = dist.wrap(torch.compile(module) if args.compile else module)
         synchronise(dist, module)
         peak = report.peak_flops(backend.device_name(dist.device), precision.name)
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
-                                   peak and peak * dist.world_size)
+                                   peak and peak * dist.world_size, name=table, target_hours=target_hours)
         policy = loop.Policy(
             max_steps=steps, micro_tokens=args.batch_size * args.seq_len, grad_accum=args.grad_accum,
             grad_clip=args.grad_clip, log_interval=args.log_interval, sample_interval=loader.steps_per_epoch,
@@ -257,7 +305,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn):
                    "La misma orden lo reanuda.")
         return EXIT_SIGNAL_BASE + stopped
     if dist.main:
-        save_output(args.output, module, config, data, tokenizer, progress)
+        save_output(args, module, config, data, tokenizer, progress, description)
     dist.barrier()
     if dist.grouped:
         dist.print_each("Todos los procesos completaron el entrenamiento")
@@ -285,42 +333,47 @@ def injected(loss_fn, dist):
     return spoiled
 
 
-def save_output(path, module, config, data, tokenizer, progress):
-    """Write the weights and, beside them, what another program needs: configuration and tokenizer.
+def save_output(args, module, config, data, tokenizer, progress, description=None):
+    """Write the weights to --output and, beside them, what another program needs: configuration and tokenizer.
 
-    model.pth -> model.json, model.tokenizer.model. Raises TrainingFault when the disk refuses.
+    model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
+    tokenizer.model. Raises TrainingFault when the disk refuses.
     """
-    path = Path(path)
+    path = Path(args.output)
+    beside, vocabulary = path.with_suffix(".json"), path.with_suffix(f".{tokenizer.file_name}")
+    if description:
+        beside, vocabulary = path.with_name(description), path.with_name(tokenizer.file_name)
     try:
         save_file(path, cpu_copy(module.state_dict()))
-        write_bytes(path.with_suffix(".tokenizer.model"), tokenizer.model)
-        write_json(path.with_suffix(".json"), {
+        write_bytes(vocabulary, tokenizer.model)
+        write_json(beside, {
             "architecture": type(module).__name__, "config": asdict(config), "steps": progress.step,
             "tokens": progress.tokens, "dataset": data.meta["name"], "dataset_sha256": data.sha256,
-            "tokenizer": path.with_suffix(".tokenizer.model").name, "tokenizer_sha256": tokenizer.sha256,
-            "parameters": config.parameters(), "command": sys.argv})
+            "tokenizer": vocabulary.name, "tokenizer_sha256": tokenizer.sha256,
+            "parameters": config.parameters(), "arguments": plain_arguments(args), "command": sys.argv})
     except OSError as problem:
         raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}") from problem
-    print(f"Modelo guardado en {path}, con {path.with_suffix('.json').name} y "
-          f"{path.with_suffix('.tokenizer.model').name}.")
+    print(f"Modelo guardado en {path}, con {beside.name} y {vocabulary.name}.")
     print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
 
 
 def read_output(path):
-    """(config dict, weights dict, Tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
+    """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
+    from aura import tokenizer as tokenizers
     from aura.checkpoint import read
-    from aura.tokenizer import Tokenizer
 
     path = Path(path)
     if not path.is_file():
         raise UserError(f"--checkpoint {str(path)!r}: no existe; indique un gpt2_spanish.pth o un ckpt-*.pt")
     state = read(path)
     if isinstance(state.get("config"), dict):
-        return state["config"], state["model"], Tokenizer(state["tokenizer"].numpy().tobytes())
+        return state["config"], state["model"], tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
     beside = path.with_suffix(".json")
+    if not beside.exists():
+        beside = path.with_name("model_config.json")
     try:
         description = json.loads(beside.read_text(encoding="utf-8"))
-        return description["config"], state, Tokenizer.load(path.with_name(description["tokenizer"]))
+        return description["config"], state, tokenizers.load(path.with_name(description["tokenizer"]), "--checkpoint")
     except (OSError, ValueError, KeyError) as problem:
         raise UserError(f"falta {beside.name!r} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem

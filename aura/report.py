@@ -11,8 +11,10 @@ from tqdm import tqdm
 
 from aura.files import atomic_write, explain, set_aside
 
-COLUMNS = ("step", "epoch", "tokens", "loss", "val_loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_s", "mfu",
-           "seconds")
+# epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
+# checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
+COLUMNS = ("step", "epoch", "tokens", "loss", "epoch_loss", "val_loss", "bits_per_byte", "lr", "grad_norm",
+           "tokens_per_s", "mfu", "memory_gb", "stall_s", "seconds", "total_seconds")
 # Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets; a card that is not here has
 # no MFU rather than a wrong one.
 PEAK_FLOPS = {
@@ -31,12 +33,14 @@ def peak_flops(device_name, dtype):
 class Reporter:
     """Shows and stores the progress of a run. Only rank 0 does anything; the others may call it all the same.
 
-    steps: length of the run. flops_per_token and peak: for MFU, None where unknown.
+    steps: length of the run. flops_per_token and peak: for MFU, None where unknown. name: the table's. target_hours:
+    how long the whole training may take, resumes included; each line says whether it will.
     """
 
-    def __init__(self, log_dir, main, steps, flops_per_token=None, peak=None):
+    def __init__(self, log_dir, main, steps, flops_per_token=None, peak=None, *, name="train.csv", target_hours=None):
         self.log_dir, self.main, self.steps = Path(log_dir), main, steps
         self.flops_per_token, self.peak = flops_per_token, peak
+        self.table, self.target_hours = self.log_dir / name, target_hours
         self.tokens = self.seconds = 0.0
         self.bar = self.board = None
 
@@ -44,7 +48,6 @@ class Reporter:
         """Begin at `step`: 0 sets old logs aside, a later one drops the rows the checkpoint does not know."""
         if not self.main:
             return
-        self.table = self.log_dir / "train.csv"
         if step == 0:
             old = [self.table, self.log_dir / "loss.png", self.log_dir / "events.log"]
             set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
@@ -86,15 +89,21 @@ class Reporter:
     def _line(self, step, values):
         shown = [f"paso {step}/{self.steps}"]
         for key, label, form in (("loss", "pérdida", "{:.4f}"), ("val_loss", "validación", "{:.4f}"),
-                                 ("bits_per_byte", "bits/byte", "{:.4f}"), ("lr", "lr", "{:.2e}"),
-                                 ("grad_norm", "gradiente", "{:.2f}"), ("tokens_per_s", "tokens/s", "{:.0f}")):
+                                 ("bits_per_byte", "bits/byte", "{:.4f}"), ("epoch_loss", "época", "{:.4f}"),
+                                 ("lr", "lr", "{:.2e}"), ("grad_norm", "gradiente", "{:.2f}"),
+                                 ("tokens_per_s", "tokens/s", "{:.0f}"), ("memory_gb", "memoria", "{:.1f} GB")):
             if key in values:
                 shown.append(f"{label} {form.format(values[key])}")
         if "mfu" in values:
             shown.append(f"MFU {100 * values['mfu']:.1f} %")
         done = step - self.first
         if done and step < self.steps:
-            shown.append(f"faltan {duration((time.monotonic() - self.started) / done * (self.steps - step))}")
+            left = (time.monotonic() - self.started) / done * (self.steps - step)
+            shown.append(f"faltan {duration(left)}")
+            if self.target_hours:
+                hours = (values.get("total_seconds", values["seconds"]) + left) / 3600
+                verdict = "cumple" if hours <= self.target_hours else "NO cumple"
+                shown.append(f"{verdict} las {self.target_hours:g} h (total {duration(3600 * hours)})")
         return " | ".join(shown)
 
     def say(self, text):
@@ -157,7 +166,7 @@ def draw_curve(rows, path):
 
 
 def duration(seconds):
-    """'2 h 05 min', '3 min 20 s' or '45 s'."""
+    """'2 h 05 min', '3 min 20 s' or '45 s', for a number of seconds."""
     seconds = round(seconds)
     if seconds >= 3600:
         return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"

@@ -551,6 +551,11 @@ class TokenLoader:
             self.epoch, self.samples = after
         return slot
 
+    @property
+    def epoch_ended(self) -> bool:
+        """Whether the last global batch that next() has delivered was the last of its epoch."""
+        return self.samples + self._global_batch > self.windows
+
     def state_dict(self) -> dict[str, int]:
         return {"seed": self.seed, "epoch": self.epoch, "samples": self.samples}
 

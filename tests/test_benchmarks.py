@@ -183,3 +183,141 @@ def test_train_step_measures_memory_in_a_child(load, choice, tmp_path, monkeypat
     [child] = asked
     assert (child.memory_of, child.seq_len, child.dtype, child.nanogpt) == (
         train_step.EXACT, [128], ["bf16"], str(tmp_path))
+
+
+# ---- Whole scripts --------------------------------------------------------------------------------------------------
+
+# What train_script.py asks of a checkout of nanoGPT: these files; and of its train.py: these lines.
+TRAIN = '''
+import array, pickle, sys
+given = dict(word.removeprefix("--").split("=") for word in sys.argv[1:])
+folder = "data/" + given["dataset"] + "/"
+vocabulary = pickle.load(open(folder + "meta.pkl", "rb"))["vocab_size"]
+tokens = array.array("H", open(folder + "train.bin", "rb").read())
+assert tokens.tolist() == [7, 8, 9] * 50 + [5] * 50 and vocabulary == 10, (tokens, vocabulary)
+print("number of parameters: 0.01M")
+for step in range(int(given["max_iters"]) + 1):
+    print(f"iter {step}: loss {2.3 - step / 100:.4f}, time {4000 if step < 2 else 200:.2f}ms, mfu -100.00%")
+'''
+
+
+@pytest.fixture
+def nanogpt(tmp_path):
+    folder = tmp_path / "nanogpt"
+    folder.mkdir()
+    for name, text in {"train.py": TRAIN, "model.py": "", "configurator.py": ""}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+class Board:
+    """TensorBoard's writer, for nobody."""
+
+    def add_scalar(self, *_):
+        pass
+
+
+@pytest.fixture
+def our_script(load, monkeypatch):
+    """train_script with our own script replaced by one that leaves what that one leaves; the commands it was given."""
+    import train_tensordock
+    from aura import dataset, tokens
+
+    script = load("train_script")
+    started, asked = script.run, []
+
+    def run(command, folder, threads):
+        if command[1] == "train.py":
+            return started(command, folder, threads)
+        args = train_tensordock.build_parser().parse_args(command[2:])
+        asked.append(args)
+        if args.prepare:
+            place = script.Path(args.data_dir, "muestra")
+            splits = {}
+            for split in ("train", "val"):
+                with tokens.ShardWriter(place, split, 10, tokens_per_shard=150) as writer:
+                    writer.write(torch.tensor([7, 8, 9] * 50 + [5] * 50).numpy())
+                splits[split] = {"tokens": 200, "shards": writer.close()}
+            ready = dataset.Dataset(place, {"splits": splits, "tokenizer": {"vocab_size": 10}})
+            monkeypatch.setattr(script.dataset, "latest", lambda _: ready)
+            return "", 1.0
+        reporter = script.report.Reporter(args.output_dir, True, args.max_steps, name="training_log.csv")
+        script.Path(args.output_dir).mkdir()
+        with open(reporter.table, "w") as file:
+            file.write(",".join(script.report.COLUMNS) + "\n")
+        monkeypatch.setattr(reporter, "say", print)
+        reporter.board, reporter.started, reporter.first = Board(), script.time.monotonic(), 0
+        for step in range(1, args.max_steps + 1):
+            reporter.count(args.batch_size * args.grad_accum * args.seq_len, 3.0 if step < 3 else 0.1)
+            reporter.log(step, loss=2.31 - step / 100, **({"val_loss": 2.0} if step == args.max_steps else {}))
+        return "", 2.0
+
+    monkeypatch.setattr(script, "run", run)
+    script.asked = asked
+    return script
+
+
+SMALL = ["--threads", "1", "--rounds", "2", "--steps", "6", "--skip", "2", "--seq-len", "16", "--batch-size", "2",
+         "--grad-accum", "3", "--n-layer", "1", "--n-head", "1", "--n-embd", "8", "--vocab-size", "10"]
+
+
+def test_train_script(our_script, nanogpt, tmp_path, capsys):
+    path = tmp_path / "script.json"
+    our_script.main([*SMALL, "--nanogpt", str(nanogpt), "--json", str(path)])
+    [row] = json.loads(path.read_text())["rows"]
+    assert row["ours_ms"] == pytest.approx(100) and row["peer_ms"] == pytest.approx(200)  # the first steps left out
+    assert row["ratio"] == pytest.approx(2) and row["rounds"] == 2 and row["clock_ratio"] > 0
+    assert row["ours_tokens_per_s"] == pytest.approx(2 * 3 * 16 / 0.1)
+    assert row["loss_final"] == [pytest.approx(2.275), pytest.approx(2.275)]
+    prepared, *trained = our_script.asked
+    assert prepared.prepare and len(trained) == 2
+    assert all((args.max_steps, args.seq_len, args.checkpoint_freq, args.sample_length) == (6, 16, 0, 0)
+               for args in trained)
+    assert "1 hilo: 960 tokens/s frente a 480" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (("2.3 - step", "9.3 - step"), "empieza con una pérdida de 9.300"),
+    (("step / 100", "step / 10"), "pérdidas finales"),
+    (("step / 100", "step * float('nan')"), "empieza con una pérdida de nan"),
+    (('["max_iters"]) + 1', '["max_iters"])'), "informó de 5 pasos y no de 6"),
+    (("import array", "raise SystemExit('avería')"), "avería"),
+])
+def test_train_script_refuses(our_script, nanogpt, tmp_path, change, message):
+    """A run that did not train, or not as ours did, gives no figures."""
+    assert change[0] in TRAIN
+    (nanogpt / "train.py").write_text(TRAIN.replace(*change))
+    path = tmp_path / "script.json"
+    with pytest.raises(SystemExit, match=message):
+        our_script.main([*SMALL, "--nanogpt", str(nanogpt), "--json", str(path)])
+    assert not path.exists()
+
+
+def test_train_script_same_learning_rate(load, nanogpt):
+    """nanoGPT's formula (cosine with warmup), with the values it is given, against our schedule."""
+    from aura import optim
+
+    script = load("train_script")
+    args = script.build_parser().parse_args(["--nanogpt", str(nanogpt)])
+    command = script.their_command(args, nanogpt)
+    given = dict(word.removeprefix("--").split("=") for word in command[2:])
+    highest, lowest, end = (float(given[name]) for name in ("learning_rate", "min_lr", "lr_decay_iters"))
+    assert [given[name] for name in ("warmup_iters", "compile", "device", "dtype")] == ["0", "False", "cpu", "float32"]
+    for step in range(int(given["max_iters"]) + 1):
+        theirs = lowest + 0.5 * (1 + math.cos(math.pi * step / end)) * (highest - lowest)
+        ours = optim.warmup_cosine(step, steps=args.steps, warmup_steps=0, lr=script.LEARNING_RATE,
+                                   min_lr=script.MIN_RATIO * script.LEARNING_RATE)
+        assert ours == pytest.approx(theirs)
+
+
+def test_train_script_arguments(load, nanogpt, tmp_path, capsys):
+    script = load("train_script")
+    for words, message in (
+            (["--nanogpt", str(tmp_path)], "no es una copia de nanoGPT, le falta train.py, model.py, configurator.py"),
+            (["--nanogpt", str(nanogpt), "--text", str(tmp_path / "nada.txt")], "no es un fichero"),
+            (["--nanogpt", str(nanogpt), "--rounds", "0"], "no es un número entero desde 1"),
+            (["--nanogpt", str(nanogpt), "--steps", "12"], "--steps 12: hacen falta al menos 3 más que --skip 10")):
+        with pytest.raises(SystemExit) as stopped:
+            script.main(words)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err

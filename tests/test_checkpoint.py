@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -148,3 +149,72 @@ def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatc
 def test_too_little_room_is_said_before_training(tmp_path):
     with pytest.raises(UserError, match="libere espacio"):
         saved(tmp_path).require_room(10**18)
+
+
+def test_every_nth_stays_beside_the_newest(tmp_path):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=1, keep_every=10,
+                                     names=checkpoint.Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt"))
+    for step in (5, 10, 15, 20, 25):
+        keeper.save(step, state(step))
+    keeper.save(27, state(27), interrupted=True)
+    assert [path.name for path in checkpoint.found(tmp_path)] == ["interrupt-step-27.pt", "checkpoint-step-20.pt",
+                                                                  "checkpoint-step-10.pt"]
+    assert keeper.load("auto")["step"] == 27
+
+
+def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_path, monkeypatch):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), background=True)
+    held, real = threading.Event(), checkpoint.save_file
+    monkeypatch.setattr(checkpoint, "save_file", lambda *words: held.wait(60) and real(*words))
+    weights = torch.ones(1000)
+    keeper.save(1, {"w": weights, "list": [weights[:2], "x"]})
+    weights.zero_()  # training goes on while the disk is slow
+    assert keeper.last is None and checkpoint.found(tmp_path) == []
+    held.set()
+    keeper.finish()
+    assert keeper.last.endswith("ckpt-00000001.pt")
+    loaded = checkpoint.read(keeper.last)
+    assert torch.all(loaded["w"] == 1) and loaded["list"][1] == "x"
+    weights.fill_(2)
+    keeper.save(2, {"w": weights, "list": [weights[:2], "x"]})
+    assert keeper.named().endswith("ckpt-00000002.pt")
+    assert torch.all(checkpoint.read(keeper.last)["w"] == 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_disk_that_fills_up_in_the_background_is_told_by_the_next_poll(tmp_path, monkeypatch):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=1, background=True)
+    keeper.save(1, state(1))
+    keeper.finish()
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **options: real(
+        "/dev/full" if str(path).endswith(".parcial") else path, *rest, **options))
+    keeper.save(2, state(2))
+    keeper.settle()
+    monkeypatch.undo()
+    with pytest.raises(TrainingFault, match="no queda espacio"):
+        keeper.poll()
+    keeper.poll()  # once is enough
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt-00000001.pt"]
+    assert keeper.load("auto")["step"] == 1
+
+
+def test_the_old_one_stays_when_the_new_one_does_not_verify(tmp_path, monkeypatch):
+    keeper = saved(tmp_path, 1, keep=1)
+    monkeypatch.setattr(checkpoint, "damage", lambda path: "el registro data/0 está dañado")
+    with pytest.raises(TrainingFault, match="data/0"):
+        keeper.save(2, state(2))
+    monkeypatch.undo()
+    assert checkpoint.path_of(tmp_path, 1).exists()
+
+
+def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), background=True)
+
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(keeper.host, "take", full)
+    keeper.save(1, state(1))
+    assert "no cabe una copia" in capsys.readouterr().out
+    assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["step"] == 1

@@ -132,3 +132,30 @@ def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path)
     found = prepare(big, tmp_path / "Data")
     assert found.tokens("train") > 0
     assert [path.name for path in (tmp_path / "Data").iterdir()] == ["grande"]
+
+
+def test_text_is_known_by_its_bytes(book, tmp_path):
+    first = prepare(book, tmp_path / "Data")
+    moved = tmp_path / "otro" / "libro.txt"
+    moved.parent.mkdir()
+    moved.write_bytes(book.read_bytes())
+    assert prepare(moved, tmp_path / "Data").meta["prepared_at"] == first.meta["prepared_at"]
+    before = moved.stat()
+    moved.write_text(corpus_text().replace("pan", "sal"), encoding="utf-8")  # as long, and made as old
+    os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = prepare(moved, tmp_path / "Data")
+    assert changed.sha256 != first.sha256
+
+
+def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
+    real = dataset._encode
+
+    def encode(*words):
+        with open(book, "a", encoding="utf-8") as file:
+            file.write("más")
+        return real(*words)
+
+    monkeypatch.setattr(dataset, "_encode", encode)
+    with pytest.raises(UserError, match="ha cambiado mientras"):
+        prepare(book, tmp_path / "Data")
+    assert dataset.prepared(tmp_path / "Data") == []

@@ -4,6 +4,7 @@ import pytest
 
 from aura import files
 from aura.errors import UserError
+from tests.support import Process
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_trace(tmp_path):
@@ -30,3 +31,21 @@ def test_unwritable_places_are_named_with_the_flag(tmp_path):
         files.require_writable_directory(tmp_path / "file" / "logs", "--log-dir")
     with pytest.raises(UserError, match="/proc/nada"):
         files.require_writable_directory("/proc/nada", "--log-dir")
+
+
+HOLD = """
+import sys, time
+from aura import files
+files.hold(sys.argv[1], "--output-dir")
+print("mía", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
+    (tmp_path / "hold.py").write_text(HOLD)
+    with Process([tmp_path / "hold.py", tmp_path], tmp_path) as process:
+        process.wait_for("mía")
+        with pytest.raises(UserError, match="otra ejecución.*--output-dir"):
+            files.hold(tmp_path, "--output-dir")
+    files.hold(tmp_path, "--output-dir")

@@ -262,7 +262,7 @@ def test_flags_named_in_prose_exist():
         if "def build_parser" in path.read_text(encoding="utf-8"):
             known |= set(importlib.import_module(f"aura.{path.stem}").build_parser()._option_string_actions)
     named = {(guide.name, flag) for guide in GUIDES for span in spans_in(guide.read_text(encoding="utf-8"))
-             if span.startswith("--") for flag in [re.split(r"[ =]", span)[0]]}
+             if span.startswith("--") for flag in [re.split(r"[ =]", span)[0].replace("_", "-")]}
     wrong = sorted(f"{guide}: {flag}" for guide, flag in named if flag not in known)
     assert not wrong
 

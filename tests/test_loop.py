@@ -188,7 +188,7 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
     batches = [run.loader.next().clone() for _ in range(9)]
 
     class Spoilt:
-        epoch, samples, windows = 0, 0, 1
+        epoch, samples, windows, epoch_ended = 0, 0, 1, False
 
         def next(self):
             if not batches:

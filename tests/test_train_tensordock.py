@@ -1,0 +1,245 @@
+"""train_tensordock.py as a user runs it: real processes, real files."""
+
+import csv
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+import train_tensordock as script
+from aura import checkpoint
+from aura.errors import UserError
+from tests.support import ROOT, Process, corpus_text, run
+from tests.test_train_gpt2 import assert_same_weights
+
+SCRIPT = ROOT / "train_tensordock.py"
+SMALL = ["--model_preset", "manual", "--num_layers", "1", "--embed_size", "32", "--num_heads", "2", "--seq_length",
+         "32", "--vocab_size", "400", "--batch_size", "2", "--gradient_accumulation_steps", "2", "--sample_length", "0",
+         "--log_interval", "5", "--learning_rate", "1e-3"]
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "libro.txt"
+    path.write_text(corpus_text(), encoding="utf-8")
+    return path
+
+
+def train(cwd, *options, **extra):
+    return run([SCRIPT, *map(str, options)], cwd, **extra)
+
+
+def rows(folder):
+    with open(folder / "training_log.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_from_text_to_a_folder_with_everything(book, tmp_path):
+    options = ["--dataset_path", book, "--output_dir", "salida", *SMALL, "--max_steps", 20, "--save_steps", 10]
+    code, output = train(tmp_path, *options)
+    assert code == 0, output
+    for expected in ("Veredicto", "paso 20/20", "cumple las 72 h", "memoria"):
+        assert expected in output
+    folder = tmp_path / "salida"
+    names = {path.name for path in folder.iterdir()}
+    assert {"checkpoint-step-10.pt", "checkpoint-step-20.pt", "training_log.csv", "final_model.pt", "model_config.json",
+            "tokenizer.model", "tokenizer.json", "vocab.json", "loss.png"} <= names
+    described = json.loads((folder / "model_config.json").read_text())
+    assert described["config"]["n_embd"] == 32 and described["arguments"]["lr"] == 1e-3
+    command = ["-m", "aura.generate", "--checkpoint", "salida/final_model.pt", "--prompt", "Ana", "--length", "5"]
+    code, text = run(command, tmp_path)
+    assert code == 0 and text.startswith("Ana")
+    code, output = train(tmp_path, "--resume_from", "salida")
+    assert code == 0 and "ya estaba completo" in output
+
+
+def test_a_row_for_each_interval_and_each_epoch_and_none_twice(book, tmp_path):
+    options = ["--dataset_path", book, "--output_dir", "salida", *SMALL, "--seq_length", 256, "--epochs", 2,
+               "--validation_split", 0.2]
+    code, output = train(tmp_path, *options)
+    assert code == 0, output
+    found = rows(tmp_path / "salida")
+    steps = [int(row["step"]) for row in found]
+    assert len(set(steps)) == len(steps)
+    epochs = [row for row in found if row["epoch_loss"]]
+    assert len(epochs) == 2 and all(row["val_loss"] for row in epochs)
+    per_epoch = steps[-1] // 2
+    assert [int(row["step"]) for row in epochs] == [per_epoch, 2 * per_epoch]
+    assert {5 * i for i in range(1, steps[-1] // 5 + 1)} <= set(steps)
+
+
+def test_stopped_ten_times_and_resumed_without_flags_equals_uninterrupted(book, tmp_path):
+    options = ["--dataset_path", book, *SMALL, "--max_steps", 60, "--dropout", 0.1, "--save_steps", 7]
+    assert train(tmp_path, *options, "--output_dir", "a")[0] == 0
+    dice, command = random.Random(3), [*options, "--output_dir", "b"]
+    stops = 0
+    while True:
+        with Process([SCRIPT, *map(str, command)], tmp_path) as process:
+            if stops < 3:
+                process.wait_for("Veredicto")
+                time.sleep(dice.random())
+                process.child.send_signal(signal.SIGINT)
+            code, output = process.finish()
+        if code == 0:
+            break
+        if checkpoint.found(tmp_path / "b"):
+            command = ["--resume_from", "b"]
+        assert code == 130, output
+        stops += 1
+    assert stops >= 2
+    assert_same_weights(tmp_path / "a" / "final_model.pt", tmp_path / "b" / "final_model.pt")
+    assert [row["loss"] for row in rows(tmp_path / "a")] == [row["loss"] for row in rows(tmp_path / "b")]
+
+
+def test_an_interrupted_run_says_so_in_the_name(book, tmp_path):
+    command = [SCRIPT, "--dataset_path", book, "--output_dir", "s", *SMALL, "--max_steps", 5000]
+    with Process(command, tmp_path) as process:
+        process.wait_for("paso 10/")
+        process.child.send_signal(signal.SIGTERM)
+        code, output = process.finish()
+    assert code == 143 and re.search(r"interrupt-step-\d+\.pt", output)
+    (path,) = (tmp_path / "s").glob("interrupt-step-*.pt")
+    assert checkpoint.read(path)["progress"]["step"] == checkpoint.step_of(path)
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "libro.txt").write_text(corpus_text(), encoding="utf-8")
+    code, output = train(folder, "--dataset_path", "libro.txt", "--output_dir", "salida", *SMALL, "--max_steps", 4)
+    assert code == 0, output
+    return folder
+
+
+@pytest.fixture
+def trained(trained_once, book, tmp_path):
+    """A finished run of four steps on `book`, as it was before any test went on with it."""
+    shutil.copytree(trained_once / "salida", tmp_path / "salida")
+    return tmp_path / "salida"
+
+
+def test_a_resumed_run_refuses_what_it_cannot_change(trained):
+    code, output = train(trained.parent, "--resume_from", "salida", "--embed_size", "64", "--model_preset", "aura-cpu",
+                         "--seed", "5", "--optimizer", "adafactor")
+    assert code == 2
+    for piece in ("--embed_size 64 (era 32)", "--model_preset aura-cpu (era manual)", "--seed 5",
+                  "--optimizer adafactor"):
+        assert piece in output.splitlines()[-1]
+
+
+def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
+    code, output = train(trained.parent, "--resume_from", "salida", "--max_steps", 6, "--log_interval", 1)
+    assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
+
+
+def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(trained, book):
+    other = book.with_name("otro.txt")
+    other.write_text(corpus_text(50), encoding="utf-8")
+    code, output = train(trained.parent, "--resume_from", "salida", "--dataset_path", other)
+    assert code == 2 and "otro.txt" in output and "no es el corpus" in output
+    moved = book.with_name("mudado.txt")
+    moved.write_bytes(book.read_bytes())
+    code, output = train(trained.parent, "--resume_from", "salida", "--dataset_path", moved, "--max_steps", 5)
+    assert code == 0, output
+
+
+def test_changed_text_is_never_taken_for_the_old_one(trained, book):
+    before = book.stat()
+    text = book.read_text(encoding="utf-8")
+    book.write_text(text.replace("pan", "sal"), encoding="utf-8")  # as long as before, and as old
+    os.utime(book, ns=(before.st_atime_ns, before.st_mtime_ns))
+    code, output = train(trained.parent, "--resume_from", "salida", "--dataset_path", book)
+    assert code == 2 and "no es el corpus" in output
+
+
+def test_two_runs_in_one_folder(book, tmp_path):
+    options = ["--dataset_path", book, "--output_dir", "s", *SMALL, "--max_steps", 100_000]
+    with Process([SCRIPT, *map(str, options)], tmp_path) as first:
+        first.wait_for("paso 5/")
+        code, output = train(tmp_path, *options)
+        assert code == 2 and "otra ejecución" in output and "'s'" in output
+        first.child.send_signal(signal.SIGINT)
+        assert first.finish()[0] == 130
+    assert train(tmp_path, *options[:-1], 5)[0] == 0
+
+
+def test_a_folder_of_the_run_before_goes_on(trained):
+    before = torch.load(trained / "final_model.pt", weights_only=True)
+    code, output = train(trained.parent, "--resume_from", trained / "checkpoint-step-4.pt", "--max_steps", 8)
+    assert code == 0 and "Se reanuda en el paso 4" in output
+    after = torch.load(trained / "final_model.pt", weights_only=True)
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture
+def dry_run(tmp_path, monkeypatch, capsys):
+    """A dry run in this process: (exit code or error, what it printed)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["train_tensordock.py", "--dry_run", *map(str, words)])
+        try:
+            code = script.main()
+        except UserError as problem:
+            code = str(problem)
+        assert not list(tmp_path.iterdir()), "a dry run writes nothing"
+        return code, capsys.readouterr().out
+
+    return call
+
+
+@pytest.mark.parametrize("gigabytes, preset", [(80, "aura-72h-max"), (40, "aura-72h-extended"), (24, "aura-24gb"),
+                                               (16, "aura-16gb"), (8, "aura-8gb")])
+def test_auto_takes_the_largest_that_fits(dry_run, gigabytes, preset):
+    code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", gigabytes)
+    assert code == 0 and f"Preset: {preset}," in output, output
+
+
+def test_what_the_first_preset_of_the_guide_asks_for(dry_run):
+    code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", "80", "--gpu", "NVIDIA A100-SXM4-80GB",
+                           "--dataset_max_tokens", "2000000000", "--dropout", "0.1")
+    assert code == 0
+    for expected in ("lote 2 x acumulación 16", "65536 por paso", "con gradient checkpointing", "Manda lo indicado: "
+                     "--dropout 0.1", "Veredicto"):
+        assert expected in output
+
+
+def test_what_cannot_fit_is_refused_with_the_nearest_that_does(dry_run):
+    error, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 24, "--model_preset", "aura-72h-max")
+    assert re.match(r"el modelo no cabe .*24\.0 GB.*cabe con --", error)
+
+
+def test_what_is_missing_is_said(dry_run):
+    error, _ = dry_run("--dataset_path", "muestra", "--model_preset", "manual", "--embed_size", 64)
+    assert "--num_layers, --num_heads, --seq_length" in error
+    assert "--dataset_path" in dry_run()[0]
+    assert "--gpu_gb" in dry_run("--gpu", "NVIDIA L4", "--dataset_path", "muestra")[0]
+
+
+SHORT_OF_MEMORY = """
+import sys, torch
+import train_tensordock as script
+from aura import cli
+real = script.next_token_loss
+def loss(model, batch):
+    if len(batch) > 1:  # a batch that a smaller device could not hold
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    return real(model, batch)
+script.next_token_loss = loss
+cli.run(script.main)
+"""
+
+
+def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
+    (tmp_path / "short.py").write_text(SHORT_OF_MEMORY)
+    options = ["--dataset_path", book, "--output_dir", "s", *SMALL, "--max_steps", "3"]
+    code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
+    assert code == 3 and "--batch_size 1 --gradient_accumulation_steps 4" in output.splitlines()[-1]
+    code, output = run([tmp_path / "short.py", *map(str, options), "--auto_oom"], tmp_path)
+    assert code == 0 and "se sigue con --batch_size 1 --gradient_accumulation_steps 4" in output

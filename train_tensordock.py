@@ -1,0 +1,328 @@
+"""Train the largest Spanish GPT that one rented card carries in 72 hours.
+
+    python train_tensordock.py --dataset_path corpus.txt --output_dir salida --dry_run     # the plan, nothing else
+    python train_tensordock.py --dataset_path corpus.txt --output_dir salida --epochs 1
+    python train_tensordock.py --resume_from salida                                        # everything else is recorded
+    python train_tensordock.py --dataset_path corpus.txt --output_dir prueba --model_preset aura-cpu --max_steps 50
+    python -m aura.export --checkpoint salida/final_model.pt --to hf modelo_hf
+
+All that a run makes lies in --output_dir; the same command goes on where it was stopped. Dashes and underscores are
+alike, and the names of train_gpt2_spanish.py work too (--lr is --learning_rate).
+Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an orderly stop.
+"""
+
+import argparse
+import dataclasses
+import functools
+from pathlib import Path
+
+import torch
+
+from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, tokenizer
+from aura.checkpoint import Names
+from aura.errors import EXIT_OK, TrainingFault, UserError
+from aura.models import gpt
+
+NAMES = Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Sizes of a model and the recipe that goes with them."""
+
+    config: gpt.GPTConfig
+    batch_size: int
+    grad_accum: int
+    lr: float
+    grad_checkpointing: bool
+    checkpoint_freq: int = 500
+
+
+# From large to small: `auto` takes the first that fits. About 65k tokens a step but on a CPU. Learning rates: Brown et
+# al. 2020, table 2.1, for the sizes next to these.
+PRESETS = {
+    "aura-72h-max": Preset(gpt.GPTConfig(32_000, 2048, 32, 20, 2560, 0.0), 2, 16, 2e-4, True),
+    "aura-72h-extended": Preset(gpt.GPTConfig(32_000, 2048, 24, 16, 2048, 0.0), 2, 16, 2e-4, True),
+    "aura-24gb": Preset(gpt.GPTConfig(32_000, 1024, 36, 20, 1280, 0.0), 4, 16, 2.5e-4, True),
+    "aura-16gb": Preset(gpt.GPTConfig(32_000, 1024, 24, 16, 1024, 0.0), 4, 16, 3e-4, True),
+    "aura-8gb": Preset(gpt.GPTConfig(32_000, 1024, 12, 12, 768, 0.0), 4, 16, 6e-4, True),
+    "aura-cpu": Preset(gpt.GPTConfig(8192, 128, 4, 4, 256, 0.0), 4, 1, 1e-3, False, 200),
+}
+MANUAL = Preset(gpt.GPTConfig(dropout=0.0), 2, 16, 2e-4, True)
+BYTES_PER_TOKEN = 4.3  # of Spanish text with 32,000 pieces
+SIZES = ("n_embd", "n_layer", "n_head", "seq_len")
+# What a resumed run may not change, because the weights or the order of the data would no longer be those.
+FIXED = ("preset", *SIZES, "vocab_size", "optimizer", "seed", "val_fraction", "tokenizer")
+
+
+def build_parser():
+    """The arguments of this script: the house's, under the names of the guide too."""
+    parser = cli.Parser(prog="train_tensordock.py",
+                        description="Entrena el mayor GPT en español que cabe en una GPU alquilada y en 72 horas.")
+    group = parser.add_argument_group("lugar y modelo")
+    group.add_argument("--output-dir", type=cli.path, help="carpeta de todo lo que hace una ejecución")
+    group.add_argument("--preset", type=cli.choice("auto", *PRESETS, "manual"), default="auto",
+                       help=f"auto (según la memoria), {', '.join(PRESETS)} o manual")
+    group.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
+    group.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques")
+    group.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
+    group.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
+    group.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
+    group.add_argument("--grad-checkpointing", "--gradient-checkpointing", action=argparse.BooleanOptionalAction,
+                       help="recalcula las activaciones al retroceder: mucha menos memoria, un tercio más de cálculo")
+    cli.add_data(parser)
+    cli.add_training(parser)
+    recipe = parser.add_argument_group("receta de esta orden")
+    recipe.add_argument("--optimizer", type=cli.choice(*optim.NAMES), default="adamw", help=", ".join(optim.NAMES))
+    recipe.add_argument("--schedule", type=cli.choice("cosine", "linear"), default="cosine",
+                        help="cómo baja la tasa: cosine o linear")
+    recipe.add_argument("--warmup-steps", type=cli.number(int, low=0), metavar="PASOS",
+                        help="pasos en que la tasa sube (por defecto: el 3 %% de todos)")
+    recipe.add_argument("--auto-oom", action="store_true",
+                        help="si falta memoria, sigue con un lote menor y más acumulación")
+    cost = parser.add_argument_group("plan")
+    cost.add_argument("--dry-run", action="store_true", help="muestra el plan y termina")
+    cost.add_argument("--target-hours", type=cli.number(float, above=0), default=72.0, metavar="HORAS",
+                      help="en cuántas horas debe acabar")
+    cost.add_argument("--gpu", metavar="NOMBRE",
+                      help="con --dry-run: planifica para esta GPU, por ejemplo \"NVIDIA A100-SXM4-80GB\"")
+    cost.add_argument("--gpu-gb", type=cli.number(float, above=0), metavar="GB",
+                      help="con --dry-run: planifica para una GPU con esta memoria")
+    cli.add_logging(parser)
+    cli.add_checkpoints(parser, output=None)
+    for flag, name in {
+            "--preset": "--model-preset", "--n-embd": "--embed-size", "--n-layer": "--num-layers",
+            "--n-head": "--num-heads", "--seq-len": "--seq-length", "--dataset-name": "--dataset-path",
+            "--tokenizer": "--tokenizer-name-or-path", "--val-fraction": "--validation-split",
+            "--grad-accum": "--gradient-accumulation-steps", "--lr": "--learning-rate",
+            "--checkpoint-freq": "--save-steps", "--resume": "--resume-from"}.items():
+        parser.alias(flag, name)
+    parser.set_defaults(checkpoint_freq=None, checkpoint_dir=None, log_dir=None, data_dir=None, val_fraction=0.01,
+                        warmup_ratio=0.03)
+    return parser
+
+
+# ---- What was asked for ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def flag(name):
+    """How the guide calls an argument."""
+    action = next(action for action in build_parser()._actions if action.dest == name)
+    names = [text for text in action.option_strings if not text.startswith("--no-")]
+    return "--" + names[-1].removeprefix("--").replace("-", "_")
+
+
+def place(args):
+    """Put everything that was given no place of its own into the output folder: that of the checkpoint to go on from,
+    unless told otherwise."""
+    if args.output_dir is None:
+        named = Path(args.resume)
+        folder = named if named.is_dir() else named.parent
+        args.output_dir = "salida" if args.resume in ("auto", "none") else str(folder)
+    folder = Path(args.output_dir)
+    for name, value in {"checkpoint_dir": folder, "log_dir": folder, "data_dir": folder / "datos",
+                        "output": folder / "final_model.pt"}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, str(value))
+    if args.tokenizer == "auto":
+        args.tokenizer = None
+
+
+def recall(args, state, note):
+    """Take from the checkpoint what was not given now. Raises UserError for what a resumed run cannot change."""
+    recorded = state["arguments"]
+    asked = {name for name in args.given if name in recorded and getattr(args, name) not in ("auto", recorded[name])}
+    refused = [f"{flag(name)} {getattr(args, name)} (era {recorded[name]})" for name in FIXED if name in asked]
+    if refused:
+        raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
+                        "cero en otra --output_dir")
+    places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
+    for name in sorted(asked - places):
+        note(f"Cambia respecto al punto de control: {flag(name)} {recorded[name]} -> {getattr(args, name)}.")
+    kept = places | {"dry_run", "prepare", "auto_oom", "gpu", "gpu_gb"} | args.given
+    for name in recorded.keys() & vars(args).keys() - kept:
+        setattr(args, name, recorded[name])
+    if "dataset_name" not in args.given:
+        args.dataset_name = recorded["dataset_name"]
+
+
+def complete(args, card, note):
+    """Fill what was not given from the preset; a given value always wins, and is named. Returns the model's config with
+    the vocabulary that is planned; the data decide the true one."""
+    if args.preset == "auto":
+        args.preset = choose_preset(args, card)
+        note(f"Preset: {args.preset}, el mayor que cabe en {card.name} ({card.memory / 1e9:.1f} GB).")
+    preset = PRESETS.get(args.preset, MANUAL)
+    missing = [flag(name) for name in SIZES if getattr(args, name) is None]
+    if preset is MANUAL and missing:
+        raise UserError(f"--model_preset manual: faltan {', '.join(missing)}")
+    values = {**dataclasses.asdict(preset), **dataclasses.asdict(preset.config)}
+    del values["config"]
+    for name, value in values.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+        elif name in args.given and getattr(args, name) != value and preset is not MANUAL:
+            note(f"Manda lo indicado: {flag(name)} {getattr(args, name)} (el preset pone {value}).")
+    if args.epochs is None and args.max_steps is None:
+        args.epochs = 1
+    config = gpt.GPTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(gpt.GPTConfig)})
+    config.check()
+    return config
+
+
+# ---- The plan -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """The device that is planned for. memory: bytes. flops: peak FLOP/s, None where unknown."""
+
+    type: str
+    name: str
+    memory: float
+    precision: str
+    flops: float | None
+
+
+def find_card(args, device):
+    """The Card of this machine, or with --dry-run another one."""
+    if args.gpu or args.gpu_gb:
+        if not args.dry_run or not args.gpu_gb:
+            raise UserError("--gpu y --gpu_gb sirven para planificar con otra GPU: indique --gpu_gb y --dry_run")
+        precision = "bf16" if args.precision == "auto" else args.precision
+        name = args.gpu or f"una GPU de {args.gpu_gb:g} GB"
+        return Card("cuda", name, 1e9 * args.gpu_gb, precision, plan.report.peak_flops(name, precision))
+    precision = pretrain.choose_precision(args.precision, device).name
+    return Card(device.type, backend.device_name(device), plan.device_memory(device), precision,
+                plan.device_flops(device, precision))
+
+
+def job_of(args, config, card):
+    """What the arguments, once complete, ask of a device."""
+    fused = card.type == "cpu" and args.attention in ("auto", "fused")
+    return plan.Job(config, args.batch_size, args.grad_accum, args.grad_checkpointing, card.precision, args.optimizer,
+                    card.type, fused)
+
+
+def choose_preset(args, card):
+    """The largest preset whose recipe fits the card; a CPU gets the one that was made for it."""
+    for name, preset in PRESETS.items():
+        job = plan.Job(preset.config, preset.batch_size, preset.grad_accum, preset.grad_checkpointing, card.precision,
+                       args.optimizer, card.type)
+        if card.type == "cuda" and plan.peak(job) <= card.memory:
+            return name
+    return "aura-cpu"
+
+
+def show_plan(args, job, card, tokens, note):
+    """Print the plan for `tokens` tokens of training text; raises UserError when the model does not fit the card."""
+    ladder = [(name, preset.config) for name, preset in PRESETS.items()]
+    per_epoch = max(1, tokens // job.tokens_per_step)
+    steps = args.max_steps or args.epochs * per_epoch
+    note(f"Plan para {card.name}, preset {args.preset}:")
+    for line in plan.lines(job, card.memory, steps=steps, steps_per_epoch=per_epoch, peak_flops=card.flops,
+                           target_hours=args.target_hours, presets=ladder):
+        note(line)
+    if plan.peak(job) > card.memory:
+        raise UserError(f"el modelo no cabe en {card.name} ({card.memory / 1e9:.1f} GB): "
+                        f"{plan.alternatives(job, card.memory, ladder)[1]}")
+
+
+def planned_tokens(args):
+    """(tokens of training text, whether they are counted) before anything is prepared."""
+    if args.dataset_name is None:
+        last = dataset.latest(args.data_dir)
+        if last is None:
+            raise UserError("falta --dataset_path: la ruta de un .txt, un .jsonl o una carpeta, o muestra para el "
+                            "texto incluido")
+        return last.tokens("train"), True
+    text = corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)
+    most = args.dataset_max_tokens or (corpus.HUB_DEFAULT_TOKENS if text.total_bytes is None else float("inf"))
+    tokens = min(most, (text.total_bytes or float("inf")) / BYTES_PER_TOKEN)
+    return round(tokens * (1 - args.val_fraction)), False
+
+
+# ---- The run --------------------------------------------------------------------------------------------------------
+
+
+def next_token_loss(model, batch):
+    """Summed cross-entropy of each next token. batch: int64 [B, T + 1]. Returns (loss in nats, B * T)."""
+    targets = batch[:, 1:]
+    return model(batch[:, :-1], targets), targets.numel()
+
+
+def run(args, dist, data, config):
+    """Build the model and train it; returns the exit code."""
+    model = gpt.GPT(config).init_weights(args.seed).to(dist.device)
+    model.grad_checkpointing = args.grad_checkpointing
+    optimizer = optim.build(args.optimizer, model, args.lr, args.weight_decay)
+    decay = {"cosine": optim.warmup_cosine, "linear": optim.warmup_linear}[args.schedule]
+
+    def schedule(step, steps):
+        warmup = round(args.warmup_ratio * steps) if args.warmup_steps is None else args.warmup_steps
+        return decay(step, steps=steps, warmup_steps=warmup, lr=args.lr, min_lr=args.min_lr_ratio * args.lr)
+
+    return pretrain.train(args, dist, data, config, model, optimizer, schedule, next_token_loss, names=NAMES,
+                          table="training_log.csv", description="model_config.json", target_hours=args.target_hours,
+                          same_data=True)
+
+
+def run_within_memory(args, dist, data, config):
+    """run(), with a smaller batch and more accumulation each time that memory is not enough, if so asked."""
+    while True:
+        try:
+            return run(args, dist, data, config)
+        except RuntimeError as problem:  # torch.OutOfMemoryError on a GPU; on a CPU it has no type of its own
+            if not isinstance(problem, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(problem):
+                raise
+            used = f"--batch_size {args.batch_size} --gradient_accumulation_steps {args.grad_accum}"
+        total = args.batch_size * args.grad_accum
+        smaller = [size for size in range(args.batch_size - 1, 0, -1) if total % size == 0]
+        if not smaller:
+            raise TrainingFault(f"la memoria no basta con {used}: use --gradient_checkpointing, una --seq_length menor "
+                                "o un --model_preset menor")
+        way_out = f"--batch_size {smaller[0]} --gradient_accumulation_steps {total // smaller[0]}"
+        if not args.auto_oom:
+            raise TrainingFault(f"la memoria no basta con {used}: use {way_out}, que es el mismo lote efectivo, o "
+                                "--auto_oom para que lo haga esta orden")
+        dist.print(f"La memoria no basta con {used}: se sigue con {way_out}, el mismo lote efectivo.")
+        args.batch_size, args.grad_accum, args.resume = smaller[0], total // smaller[0], "auto"
+        if dist.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def main():
+    """Plan, prepare, build, train; returns the exit code."""
+    args = build_parser().parse_args()
+    dist = distributed.Session(device=backend.local_device(0))
+    place(args)
+    state = pretrain.recorded(args, dist.print)
+    if state is not None:
+        recall(args, state, dist.print)
+    card = find_card(args, dist.device)
+    config = complete(args, card, dist.print)
+
+    data = state and pretrain.recorded_data(args, state)
+    tokens, counted = (data.tokens("train"), True) if data else planned_tokens(args)
+    if args.dry_run or not args.prepare:
+        show_plan(args, job_of(args, config, card), card, tokens, dist.print)
+        if not counted:
+            dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
+    if args.dry_run:
+        return EXIT_OK
+    pretrain.check_places(args, dist)
+    pretrain.tune_allocator(dist.device)
+    data = data or pretrain.load_data(args, dist)
+    if args.prepare:
+        return EXIT_OK
+    if not counted:
+        config = dataclasses.replace(config, vocab_size=data.vocab_size)
+        show_plan(args, job_of(args, config, card), card, data.tokens("train"), dist.print)
+    tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
+    ops.use(args.attention)
+    return run_within_memory(args, dist, data, dataclasses.replace(config, vocab_size=data.vocab_size))
+
+
+if __name__ == "__main__":
+    cli.run(main)
