@@ -11,6 +11,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from aura import extension
 from aura.errors import UserError
@@ -19,6 +20,7 @@ CHOICES = ("auto", "fused", "sdpa", "reference")
 KERNEL_DEVICES = ("cpu",)
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 KERNEL_WIDTH = 256  # of an attention head, at most
+LOGITS_BYTES = 512 << 20
 
 _choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others
 _fused = None  # the package of our kernels, once loaded
@@ -196,15 +198,36 @@ def swiglu(x):
 
 
 def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
-    """Summed cross-entropy in nats of the targets under the logits hidden @ weight.T, which never exist as a whole.
+    """Summed cross-entropy in nats of the targets under the logits hidden @ weight.T, which never exist as a whole in
+    our kernels, nor on a GPU where they would take more than LOGITS_BYTES.
 
     hidden: [N, C]; weight: [V, C]; targets: int64 [N], each in [0, V) or ignore_index. Returns a scalar.
     """
     if _takes(hidden):
         return _fused.loss.linear_cross_entropy(hidden, weight, targets, ignore_index)
+    rows = loss_rows(len(weight), hidden.device.type)
+    if len(hidden) <= rows:
+        return _plain_loss(hidden, weight, targets, ignore_index)
+    return loss_in_chunks(hidden, weight, targets, ignore_index, rows)
+
+
+def loss_rows(vocabulary, device_type):
+    """How many rows of logits torch's way of linear_cross_entropy has at a time: on a GPU those whose float32 logits,
+    log-softmax and gradient fit into LOGITS_BYTES; on a CPU, where our kernels are at hand, all of them."""
+    return max(1, LOGITS_BYTES // (12 * vocabulary)) if device_type == "cuda" else 2**63
+
+
+def _plain_loss(hidden, weight, targets, ignore_index):
     logits = F.linear(hidden, weight)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+
+
+def loss_in_chunks(hidden, weight, targets, ignore_index, rows):
+    """linear_cross_entropy, `rows` rows at a time: backward computes each chunk's logits again."""
+    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+    return sum(checkpoint(_plain_loss, part, weight, wanted, ignore_index, use_reentrant=False)
+               for part, wanted in parts)
 
 
 def describe(device):

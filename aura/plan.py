@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from aura import backend, optim, report
+from aura import backend, ops, optim, report
 from aura.models import gpt
 
 # Of the peak, assumed: a little below the 0.44 to 0.52 of tuned runs on A100s, what is computed twice counted there too
@@ -97,7 +97,8 @@ def _loss_bytes(job, rows, width, low):
     and, under autocast, the weight and a part of its gradient in 16 bits. torch's way (ops.linear_cross_entropy):
     forward holds float32 logits and their log-softmax; backward the log-softmax with two gradients of its size, or, if
     that is more, the gradients of the product: of the logits, of hidden and of the weight, this one in both precisions
-    under autocast, where the head's own 16-bit copy lives as long as the graph.
+    under autocast, where the head's own 16-bit copy lives as long as the graph. On a GPU in chunks of ops.loss_rows,
+    and then beside the sum of the chunks' gradients of the weight.
     """
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
@@ -108,10 +109,13 @@ def _loss_bytes(job, rows, width, low):
             forward += 2 * head + 2 * min(WEIGHT_ROWS, vocabulary) * width
         return forward, low * hidden + 4 * head
     copy = 2 * head if low == 2 else 0
+    chunk = min(rows, ops.loss_rows(vocabulary, job.device_type))
+    so_far = 4 * head if chunk < rows else 0
+    logits, hidden = chunk * vocabulary, chunk * width
     product = low * (logits + hidden + head)
     if low == 2:
         product = max(product, 2 * hidden + 6 * head)
-    return copy + 8 * logits, copy + max(12 * logits, product)
+    return copy + 8 * logits, copy + so_far + max(12 * logits, product)
 
 
 def phases(job):

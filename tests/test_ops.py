@@ -264,3 +264,25 @@ def test_the_report(tmp_path, environment):
     assert "Todo correcto" in lines[-1] and "MAL" not in output
     if environment:
         assert "AURA_EXTENSION=off" in output and "scaled_dot_product_attention" in output
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_torchs_way_in_chunks_is_the_whole(rows):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(20, 8, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
+    targets = torch.randint(0, 11, (20,))
+    targets[3] = -100
+    results = []
+    for loss in (lambda h, w: ops.loss_in_chunks(h, w, targets, -100, rows), lambda h, w: ops._plain_loss(
+            h, w, targets, -100)):
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        value = loss(*leaves)
+        results.append((value, *torch.autograd.grad(value, leaves)))
+    for chunked, whole in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, whole)
+
+
+def test_a_gpu_has_so_many_rows_of_logits_at_a_time():
+    rows = ops.loss_rows(32_000, "cuda")
+    assert 12 * 32_000 * rows <= ops.LOGITS_BYTES < 12 * 32_000 * (rows + 1)
+    assert ops.loss_rows(32_000, "cpu") > 10**12
