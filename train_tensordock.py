@@ -132,7 +132,8 @@ def place(args):
 def recall(args, state, note):
     """Take from the checkpoint what was not given now. Raises UserError for what a resumed run cannot change."""
     recorded = state["arguments"]
-    asked = {name for name in args.given if name in recorded and getattr(args, name) not in ("auto", recorded[name])}
+    given = {name for name in args.given if getattr(args, name) != "auto"}
+    asked = {name for name in given if name in recorded and getattr(args, name) != recorded[name]}
     refused = [f"{flag(name)} {getattr(args, name)} (era {recorded[name]})" for name in FIXED if name in asked]
     if refused:
         raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
@@ -140,10 +141,12 @@ def recall(args, state, note):
     places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
     for name in sorted(asked - places):
         note(f"Cambia respecto al punto de control: {flag(name)} {recorded[name]} -> {getattr(args, name)}.")
-    kept = places | {"dry_run", "prepare", "auto_oom", "gpu", "gpu_gb"} | args.given
+    kept = places | {"dry_run", "prepare", "auto_oom", "gpu", "gpu_gb"} | given
     for name in recorded.keys() & vars(args).keys() - kept:
         setattr(args, name, recorded[name])
-    if "dataset_name" not in args.given:
+    if "epochs" in given and "max_steps" not in given:
+        args.max_steps = None
+    if "dataset_name" not in given:
         args.dataset_name = recorded["dataset_name"]
 
 
@@ -304,7 +307,10 @@ def main():
     config = complete(args, card, dist.print)
 
     data = state and pretrain.recorded_data(args, state)
-    tokens, counted = (data.tokens("train"), True) if data else planned_tokens(args)
+    if data:
+        tokens, counted, config = data.tokens("train"), True, dataclasses.replace(config, vocab_size=data.vocab_size)
+    else:
+        tokens, counted = planned_tokens(args)
     if args.dry_run or not args.prepare:
         show_plan(args, job_of(args, config, card), card, tokens, dist.print)
         if not counted:

@@ -138,6 +138,12 @@ def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
     assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
 
 
+def test_auto_is_what_was_recorded_and_epochs_replace_steps(trained):
+    words = ["--resume_from", "salida", "--model_preset", "auto", "--epochs", 1, "--seq_len", 32, "--dry_run"]
+    code, output = train(trained.parent, *words)
+    assert code == 0 and "Preset:" not in output and "(1.00 épocas)" in output, output
+
+
 def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(trained, book):
     other = book.with_name("otro.txt")
     other.write_text(corpus_text(50), encoding="utf-8")
