@@ -129,33 +129,13 @@ def place(args):
         args.tokenizer = None
 
 
-def recall(args, state, note):
-    """Take from the checkpoint what was not given now. Raises UserError for what a resumed run cannot change."""
-    recorded = state["arguments"]
-    given = {name for name in args.given if getattr(args, name) != "auto"}
-    asked = {name for name in given if name in recorded and getattr(args, name) != recorded[name]}
-    refused = [f"{flag(name)} {getattr(args, name)} (era {recorded[name]})" for name in FIXED if name in asked]
-    if refused:
-        raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
-                        "cero en otra --output_dir")
-    places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
-    for name in sorted(asked - places):
-        note(f"Cambia respecto al punto de control: {flag(name)} {recorded[name]} -> {getattr(args, name)}.")
-    kept = places | {"dry_run", "prepare", "auto_oom", "gpu", "gpu_gb"} | given
-    for name in recorded.keys() & vars(args).keys() - kept:
-        setattr(args, name, recorded[name])
-    if "epochs" in given and "max_steps" not in given:
-        args.max_steps = None
-    if "dataset_name" not in given:
-        args.dataset_name = recorded["dataset_name"]
-
-
 def complete(args, card, note):
     """Fill what was not given from the preset; a given value always wins, and is named. Returns the model's config with
     the vocabulary that is planned; the data decide the true one."""
     if args.preset == "auto":
         args.preset = choose_preset(args, card)
-        note(f"Preset: {args.preset}, el mayor que cabe en {card.name} ({card.memory / 1e9:.1f} GB).")
+        fits = f"el mayor que cabe en {card.name} ({card.memory / 1e9:.1f} GB)"
+        note(f"Preset: {args.preset}, {fits if card.type == 'cuda' else 'el de las CPU'}.")
     preset = PRESETS.get(args.preset, MANUAL)
     missing = [flag(name) for name in SIZES if getattr(args, name) is None]
     if preset is MANUAL and missing:
@@ -177,28 +157,14 @@ def complete(args, card, note):
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """The device that is planned for. memory: bytes. flops: peak FLOP/s, None where unknown."""
-
-    type: str
-    name: str
-    memory: float
-    precision: str
-    flops: float | None
-
-
 def find_card(args, device):
-    """The Card of this machine, or with --dry-run another one."""
+    """The plan.Card of this machine, or with --dry-run another one."""
     if args.gpu or args.gpu_gb:
         if not args.dry_run or not args.gpu_gb:
             raise UserError("--gpu y --gpu_gb sirven para planificar con otra GPU: indique --gpu_gb y --dry_run")
         precision = "bf16" if args.precision == "auto" else args.precision
-        name = args.gpu or f"una GPU de {args.gpu_gb:g} GB"
-        return Card("cuda", name, 1e9 * args.gpu_gb, precision, plan.report.peak_flops(name, precision))
-    precision = pretrain.choose_precision(args.precision, device).name
-    return Card(device.type, backend.device_name(device), plan.device_memory(device), precision,
-                plan.device_flops(device, precision))
+        return plan.imagined_card(args.gpu or f"una GPU de {args.gpu_gb:g} GB", 1e9 * args.gpu_gb, precision)
+    return plan.card_of(device, pretrain.choose_precision(args.precision, device).name)
 
 
 def job_of(args, config, card):
@@ -302,7 +268,7 @@ def main():
     place(args)
     state = pretrain.recorded(args, dist.print)
     if state is not None:
-        recall(args, state, dist.print)
+        pretrain.recall(args, state, FIXED, flag, dist.print)
     card = find_card(args, dist.device)
     config = complete(args, card, dist.print)
 

@@ -70,6 +70,13 @@ def read(path):
     return _load(path)
 
 
+def peek(path):
+    """A checkpoint with its tensors left on the disk, unverified: for what is written beside the weights.
+
+    Raises UserError for what is no checkpoint."""
+    return _load(path, mmap=True)
+
+
 def _load(path, **how):
     try:
         return torch.load(path, map_location="cpu", weights_only=True, **how)
@@ -118,11 +125,6 @@ class _Remembering:
     def flush(self):
         """Flush the file."""
         self.file.flush()
-
-
-def peek(path):
-    """A verified checkpoint with its tensors left on the disk: for what is written beside the weights."""
-    return _load(path, mmap=True)
 
 
 class _HostCopy:

@@ -47,7 +47,7 @@ class Progress:
     lr_scale: float = 1.0
     faults: int = 0
     seconds: float = 0.0  # spent in all the runs that led here
-    epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch so far
+    epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch's good steps so far
     epoch_tokens: int = 0
 
 
@@ -103,8 +103,6 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             norm = norm.item() * factor
             progress.step += 1
             progress.tokens += int(count)
-            progress.epoch_loss += loss * count
-            progress.epoch_tokens += int(count)
 
             overflow = precision.scaler.is_enabled() and precision.scaler.get_scale() >= SMALLEST_LOSS_SCALE
             faulty = not math.isfinite(loss) or (not math.isfinite(norm) and not overflow)
@@ -113,6 +111,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 _recover(progress, loss, norm, policy, module, optimizer, precision, checkpointer, reporter, dist,
                          reinitialise)
             else:
+                progress.epoch_loss += loss * count
+                progress.epoch_tokens += int(count)
                 clip = min(1.0, policy.grad_clip / (norm + 1e-6)) if policy.grad_clip else 1.0
                 torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
                 precision.scaler.step(optimizer)
@@ -125,7 +125,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                        "epoch": loader.epoch + loader.samples / loader.windows, "stall_s": stalled,
                        "memory_gb": backend.peak_memory(dist.device) / 1e9}
             if loader.epoch_ended:
-                metrics["epoch_loss"] = progress.epoch_loss / progress.epoch_tokens
+                metrics["epoch_loss"] = progress.epoch_loss / max(1, progress.epoch_tokens)
                 progress.epoch_loss, progress.epoch_tokens = 0.0, 0
             ended = last or loader.epoch_ended
             evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))

@@ -118,8 +118,8 @@ def _loss_bytes(job, rows, width, low):
     return copy + 8 * logits, copy + so_far + max(12 * logits, product)
 
 
-def phases(job):
-    """Bytes by part in each phase of a step but the very first (the optimiser's state exists): {phase: {part: bytes}}.
+class _Sizes:
+    """Bytes of what phases() counts, for one job.
 
     Kept by one block for backward, from the operators' save_for_backward, in bytes over N C: the normed input (w),
     q, k, v (3 w) and the output of attention (w), which is also what its projection keeps; the residual after attention
@@ -128,6 +128,70 @@ def phases(job):
     ours keep the same, but for dropout: ours keep seeds, torch's a mask for each (of w on the CPU, of 1 on CUDA), and
     on the CPU torch then writes attention out: three float32 of B H T T, and q, k and v copied as float32.
     With checkpointing a block keeps its two float32 inputs, and in its backward all of the above comes back.
+    """
+
+    def __init__(self, job):
+        config = job.config
+        rows, width = job.batch_size * config.seq_len, config.n_embd
+        self.rows, self.width, self.layers = rows, width, config.n_layer
+        self.low = 4 if job.precision == "fp32" else 2
+        self.mixed = self.low == 2
+        self.branch, self.stream, norm = self.low * rows * width, 4 * rows * width, 8 * rows
+        self.head, self.square = 4 * config.vocab_size * width, width * width
+        self.weights = 4 * config.parameters()
+        self.tokens = 8 * (2 * rows + job.batch_size + config.seq_len)  # batch, contiguous targets, positions
+        self.first = norm + self.tokens  # and the embeddings' sum, kept by the first norm, or as a block's input
+        if not job.grad_checkpointing:
+            self.first += self.stream
+        if config.dropout:
+            self.first += rows * width * (1 if job.device_type == "cuda" else 4)
+        self.widened = self.stream if self.mixed else 0  # a float32 norm still held beside its 16-bit copy
+        block = self._block(job, norm)
+        if job.grad_checkpointing:
+            self.kept = 2 * self.stream
+            self.again = block - (0 if self.mixed else self.branch)  # else the projection keeps the block's own input
+            self.inside = 2 * self.stream + 8 * self.branch
+        else:
+            self.kept, self.again = block, 0
+            self.inside = self.stream + self.branch + 2 * self.widened
+        self.block_copies = 24 * self.square if self.mixed else 0
+        self.stored = self.first + self.layers * self.kept
+
+    def _block(self, job, norm):
+        rows, heads = self.rows, job.config.n_head
+        mask = 0
+        if job.config.dropout and not job.fused:
+            mask = rows * self.width * (1 if job.device_type == "cuda" else self.low)
+        block = 14 * self.branch + 2 * self.stream + 2 * norm + 4 * rows * heads + 2 * mask
+        if mask and job.device_type == "cpu":
+            block += 12 * rows * heads * job.config.seq_len + 3 * (self.stream - self.branch) - 4 * rows * heads
+        return block
+
+
+def _block_backward(job, sizes, blocks, before, made):
+    """Bytes by part in the MLP's backward of the last of `blocks` blocks left. before: gradients of the micro-batches
+    before, made: else those that later blocks have."""
+    branch, stream, square, mixed = sizes.branch, sizes.stream, sizes.square, sizes.mixed
+    # The gradient of a matrix of the MLP, 4 C C values: made in w, then beside its float32.
+    product, widest = sizes.low * 4 * square, (24 if mixed else 16) * square
+    apart = branch if mixed or job.config.dropout else 0  # else branch and residual have one gradient
+    new = 0 if before else 16 * square  # the second projection's gradient, from where it exists
+    used = 8 * square if mixed else 0  # a 16-bit copy, free once its product is done
+    moments = [(4 * branch + apart, product, 0),  # of the second projection
+               (0, widest, used),  # its weight's, widened; the GELU's output is gone
+               (4 * branch, new, used),  # of the GELU
+               (-3 * branch, new + widest, 2 * used)]  # of the first projection
+    if job.grad_checkpointing:  # the end of the computation anew, with what came from above
+        upper = 2 * stream if blocks < sizes.layers else stream
+        moments.append((stream + branch + upper + sizes.widened, 0, 0))
+    activations, gradients, freed = max(moments, key=lambda moment: moment[0] + moment[1] - moment[2])
+    return {"activations": sizes.first + blocks * sizes.kept + sizes.again + activations,
+            "gradients": (before or made) + sizes.head + gradients,
+            "copies": sizes.block_copies * (1 if job.grad_checkpointing else blocks) - freed}
+
+
+def phases(job):
+    """Bytes by part in each phase of a step but the very first (the optimiser's state exists): {phase: {part: bytes}}.
 
     Gradients are set to None after each step: the first micro-batch makes them one by one in backward, so that the
     activations shrink as they grow; later ones find them all. The head is tied: its gradient waits for the embedding's,
@@ -138,74 +202,27 @@ def phases(job):
     CUDA: the same by reasoning alone, not measured. torch's fused attention keeps q, k, v, the output and its
     log-sum-exp as well, layer_norm its float32 input and statistics.
     """
-    config = job.config
-    layers, width, rows = config.n_layer, config.n_embd, job.batch_size * config.seq_len
-    low = 4 if job.precision == "fp32" else 2
-    mixed = low == 2
-    branch, stream, norm = low * rows * width, 4 * rows * width, 8 * rows
-    head, square = 4 * config.vocab_size * width, width * width
-    mask = 0
-    if config.dropout and not job.fused:
-        mask = rows * width * (1 if job.device_type == "cuda" else low)
-    block = 14 * branch + 2 * stream + 2 * norm + 4 * rows * config.n_head + 2 * mask
-    if mask and job.device_type == "cpu":
-        block += 12 * rows * config.n_head * config.seq_len + 3 * (stream - branch) - 4 * rows * config.n_head
-    tokens = 8 * (2 * rows + job.batch_size + config.seq_len)  # the batch, its targets made contiguous, the positions
-    first = norm + tokens  # and the embeddings' sum, kept by the first norm, or counted as a checkpointed block's input
-    if not job.grad_checkpointing:
-        first += stream
-    if config.dropout:
-        first += rows * width * (1 if job.device_type == "cuda" else 4)
-    widened = stream if mixed else 0  # a float32 norm that a variable still holds beside its 16-bit copy
-    if job.grad_checkpointing:
-        kept = 2 * stream
-        again = block - (0 if mixed else branch)  # without autocast the projection keeps the block's own input
-        inside = 2 * stream + 8 * branch
-    else:
-        kept, again = block, 0
-        inside = stream + branch + 2 * widened
-
-    weights = 4 * config.parameters()
-    state, update = optimizer_bytes(job.optimizer, _shapes(config))
-    block_copies = 24 * square if mixed else 0
-    copies = layers * (block_copies + (18 * width if mixed else 0))
-    # The gradient of a matrix of the MLP, 4 C C values: made in w, then beside its float32.
-    product, widest = low * 4 * square, (24 if mixed else 16) * square
-    before = weights if job.grad_accum > 1 else 0
-    loss, loss_backward = _loss_bytes(job, rows, width, low)
-    stored = first + layers * kept
+    sizes = _Sizes(job)
+    stream, branch, mixed, head = sizes.stream, sizes.branch, sizes.mixed, sizes.head
+    state, update = optimizer_bytes(job.optimizer, _shapes(job.config))
+    copies = sizes.layers * (sizes.block_copies + (18 * sizes.width if mixed else 0))
+    before = sizes.weights if job.grad_accum > 1 else 0
+    made = 4 * (sizes.layers - 1) * (12 * sizes.square + 13 * sizes.width)
+    loss, loss_backward = _loss_bytes(job, sizes.rows, sizes.width, sizes.low)
     hidden = stream + (branch if mixed else 0) + (stream if job.grad_checkpointing else 0)  # the last residual too
-
-    def backward_of(blocks, made):
-        """The MLP's backward in the last of `blocks` blocks left; made: gradients that later blocks have."""
-        base = first + blocks * kept + again
-        apart = branch if mixed or config.dropout else 0  # else branch and residual have one gradient
-        new = 0 if before else 16 * square  # the second projection's gradient, from where it exists
-        used = 8 * square if mixed else 0  # a 16-bit copy, free once its product is done
-        moments = [(4 * branch + apart, product, 0),  # of the second projection
-                   (0, widest, used),  # its weight's, widened; the GELU's output is gone
-                   (4 * branch, new, used),  # of the GELU
-                   (-3 * branch, new + widest, 2 * used)]  # of the first projection
-        if job.grad_checkpointing:  # the end of the computation anew, with what came from above
-            upper = 2 * stream if blocks < layers else stream
-            moments.append((stream + branch + upper + widened, 0, 0))
-        activations, gradients, freed = max(moments, key=lambda moment: moment[0] + moment[1] - moment[2])
-        return {"activations": base + activations, "gradients": (before or made) + head + gradients,
-                "copies": block_copies * (1 if job.grad_checkpointing else blocks) - freed}
-
+    tied = stream if job.fused or mixed else max(stream, head)
     found = {
-        "forward": {"activations": stored + inside, "gradients": before, "copies": copies},
-        "loss": {"activations": stored + hidden, "gradients": before, "loss": loss, "copies": copies},
-        "loss_backward": {"activations": stored + branch, "gradients": before, "loss": loss_backward,
-                          "copies": 0 if job.grad_checkpointing else layers * block_copies},
-        "last_block": backward_of(layers, 0),
-        "first_block": backward_of(1, 4 * (layers - 1) * (12 * square + 13 * width)),
-        "embedding": {"activations": tokens, "gradients": (before or weights - head) + 2 * head + (
-            stream if job.fused or mixed else max(stream, head))},
-        "step": {"gradients": weights, "optimizer": update},
+        "forward": {"activations": sizes.stored + sizes.inside, "gradients": before, "copies": copies},
+        "loss": {"activations": sizes.stored + hidden, "gradients": before, "loss": loss, "copies": copies},
+        "loss_backward": {"activations": sizes.stored + branch, "gradients": before, "loss": loss_backward,
+                          "copies": 0 if job.grad_checkpointing else sizes.layers * sizes.block_copies},
+        "last_block": _block_backward(job, sizes, sizes.layers, before, 0),
+        "first_block": _block_backward(job, sizes, 1, before, made),
+        "embedding": {"activations": sizes.tokens, "gradients": (before or sizes.weights - head) + 2 * head + tied},
+        "step": {"gradients": sizes.weights, "optimizer": update},
     }
     for parts in found.values():
-        parts["weights"] = weights
+        parts["weights"] = sizes.weights
         parts["optimizer"] = parts.get("optimizer", 0) + state
         parts["reserve"] = CONTEXT[job.device_type] + FRAGMENTS[job.device_type] * sum(parts.values())
     return {phase: {part: round(parts.get(part, 0)) for part in PARTS} for phase, parts in found.items()}
@@ -224,6 +241,28 @@ def memory(job):
 def peak(job):
     """The most bytes a step holds at one time."""
     return sum(memory(job).values())
+
+
+@dataclass(frozen=True)
+class Card:
+    """The device that is planned for. memory: bytes. flops: peak FLOP/s, None where unknown."""
+
+    type: str
+    name: str
+    memory: float
+    precision: str
+    flops: float | None
+
+
+def card_of(device, precision):
+    """The Card of a device of this machine."""
+    return Card(device.type, backend.device_name(device), device_memory(device), precision,
+                device_flops(device, precision))
+
+
+def imagined_card(name, memory, precision):
+    """The Card of a GPU that is not here, of `memory` bytes."""
+    return Card("cuda", name, memory, precision, report.peak_flops(name, precision))
 
 
 def device_memory(device):

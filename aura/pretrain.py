@@ -119,6 +119,27 @@ def recorded(args, note=print):
     return state
 
 
+def recall(args, state, fixed, flag, note):
+    """Take from the checkpoint `state` every argument that was not given now. fixed: names that a resumed run cannot
+    change. flag(name) -> how the script calls an argument. Raises UserError for a fixed one that was given anew."""
+    recorded = state["arguments"]
+    given = {name for name in args.given if getattr(args, name) != "auto"}
+    asked = {name for name in given if name in recorded and getattr(args, name) != recorded[name]}
+    refused = [f"{flag(name)} {getattr(args, name)} (era {recorded[name]})" for name in fixed if name in asked]
+    if refused:
+        raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
+                        "cero en otra --output_dir")
+    places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
+    for name in sorted(asked - places):
+        note(f"Cambia respecto al punto de control: {flag(name)} {recorded[name]} -> {getattr(args, name)}.")
+    for name in recorded.keys() & vars(args).keys() - places - given:
+        setattr(args, name, recorded[name])
+    if "epochs" in given and "max_steps" not in given:
+        args.max_steps = None
+    if "dataset_name" not in given:
+        args.dataset_name = recorded["dataset_name"]
+
+
 def recorded_data(args, state):
     """The prepared Dataset that the checkpoint `state` was trained on, or None when it is no longer there.
 
@@ -224,6 +245,8 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
                         "aquellos, o empiece de cero en otra carpeta")
     progress = loop.restore(state, module, optimizer, precision, loader if same_data else None)
+    if not same_data:
+        progress.epoch_loss, progress.epoch_tokens = 0.0, 0
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
     if not same_data:
         dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
@@ -364,7 +387,8 @@ def read_output(path):
 
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"--checkpoint {str(path)!r}: no existe; indique un gpt2_spanish.pth o un ckpt-*.pt")
+        raise UserError(f"--checkpoint {str(path)!r}: no existe; indique un modelo (gpt2_spanish.pth, "
+                        "final_model.pt) o un punto de control")
     state = read(path)
     if isinstance(state.get("config"), dict):
         return state["config"], state["model"], tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 120
 
@@ -86,6 +88,12 @@ def run_ranks(command, cwds, limit=LIMIT, **extra):
     deadline = time.monotonic() + limit
     with ranks(command, cwds, **extra) as processes:
         return [process.finish(max(1, deadline - time.monotonic())) for process in processes]
+
+
+def assert_same_weights(a, b):
+    """Two files of weights hold the same, bit for bit."""
+    a, b = torch.load(a, weights_only=True), torch.load(b, weights_only=True)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def corpus_text(documents=60):

@@ -103,30 +103,33 @@ SAVE_FOR_EVER = """
 import sys, torch
 from aura import checkpoint
 from aura.distributed import Session
-keeper = checkpoint.Checkpointer(sys.argv[1], Session(), keep=2)
+keeper = checkpoint.Checkpointer(sys.argv[1], Session(), keep=2, background=sys.argv[3] == "background")
 step = int(sys.argv[2])
 while True:
     step += 1
     keeper.save(step, {"step": step, "w": torch.full((300_000,), float(step))})
+    if step < 2:
+        keeper.finish()  # or the first kill could come before there is any
     print("saved", step, flush=True)
 """
 
 
-def test_kill_9_during_saves_always_leaves_a_valid_checkpoint(tmp_path):
+@pytest.mark.parametrize("where", ["foreground", "background"])
+def test_kill_9_during_saves_always_leaves_a_valid_checkpoint(tmp_path, where):
     script = tmp_path / "save.py"
     script.write_text(SAVE_FOR_EVER)
     folder = tmp_path / "ckpt"
     folder.mkdir()
     step = 0
     for attempt in range(6):
-        with Process([script, folder, step], tmp_path) as process:
+        with Process([script, folder, step, where], tmp_path) as process:
             process.wait_for("saved")
             time.sleep(0.003 * attempt)  # another moment of the save each time
             os.killpg(process.child.pid, signal.SIGKILL)
             process.child.wait()
         path = checkpoint.newest_good(folder, note=pytest.fail)
         found = checkpoint.read(path)
-        assert found["step"] > step and torch.all(found["w"] == found["step"])
+        assert found["step"] >= step + (where == "foreground") and torch.all(found["w"] == found["step"])
         step = found["step"]
     keeper = checkpoint.Checkpointer(folder, Session(), keep=2)
     keeper.save(step + 1, state(1))

@@ -12,13 +12,6 @@ from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text
 
 
-@pytest.fixture
-def book(tmp_path):
-    path = tmp_path / "libro.txt"
-    path.write_text(corpus_text(), encoding="utf-8")
-    return path
-
-
 def prepare(path, data_dir, **options):
     options = {"vocab_size": 400, "note": lambda _: None, **options}
     return dataset.prepare(corpus.open_corpus(str(path)), data_dir, **options)

@@ -166,6 +166,15 @@ def test_nan_after_a_checkpoint_restores_it(tmp_path, shards):
     assert run.result[0].step == STEPS and run.losses()[6] == "nan"
 
 
+def test_a_nan_does_not_spoil_the_mean_of_its_epoch(tmp_path, shards):
+    Run(folder(tmp_path, "a"), shards, spoil={3}, nan_policy="skip", batch=25, max_steps=6).go()
+    rows = report.read_table(tmp_path / "a" / "train.csv")
+    means = [float(row["epoch_loss"]) for row in rows if row["epoch_loss"]]
+    good = [float(row["loss"]) for row in rows if row["loss"] != "nan"]
+    assert len(rows) == 6 and means[0] == pytest.approx(sum(good[:len(rows) // len(means) - 1]) / (
+        len(rows) // len(means) - 1))
+
+
 def test_nan_with_skip_keeps_the_weights(tmp_path, shards):
     run = Run(folder(tmp_path, "a"), shards, spoil={13, 20}, nan_policy="skip").go()
     assert run.result[0].lr_scale == 1.0 and run.result[0].step == STEPS

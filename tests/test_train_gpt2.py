@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from aura import report
-from tests.support import ROOT, Process, corpus_text, free_port, ranks, run, run_ranks
+from tests.support import ROOT, Process, assert_same_weights, free_port, ranks, run, run_ranks
 
 SCRIPT = ROOT / "train_gpt2_spanish.py"
 SMALL = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32",
          "--vocab-size", "400", "--sample-length", "5", "--log-interval", "1", "--dropout", "0", "--eval-windows", "20"]
-
-
-@pytest.fixture
-def book(tmp_path):
-    path = tmp_path / "libro.txt"
-    path.write_text(corpus_text(), encoding="utf-8")
-    return path
 
 
 def train(cwd, *options, **extra):
@@ -33,11 +26,6 @@ def losses(folder):
 
 def weights(path):
     return torch.load(path, weights_only=True)
-
-
-def assert_same_weights(a, b):
-    a, b = weights(a), weights(b)
-    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_from_text_to_a_model_that_writes(book, tmp_path):

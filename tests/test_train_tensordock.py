@@ -15,20 +15,12 @@ import torch
 import train_tensordock as script
 from aura import checkpoint
 from aura.errors import UserError
-from tests.support import ROOT, Process, corpus_text, run
-from tests.test_train_gpt2 import assert_same_weights
+from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 
 SCRIPT = ROOT / "train_tensordock.py"
 SMALL = ["--model_preset", "manual", "--num_layers", "1", "--embed_size", "32", "--num_heads", "2", "--seq_length",
          "32", "--vocab_size", "400", "--batch_size", "2", "--gradient_accumulation_steps", "2", "--sample_length", "0",
          "--log_interval", "5", "--learning_rate", "1e-3"]
-
-
-@pytest.fixture
-def book(tmp_path):
-    path = tmp_path / "libro.txt"
-    path.write_text(corpus_text(), encoding="utf-8")
-    return path
 
 
 def train(cwd, *options, **extra):
