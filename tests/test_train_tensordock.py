@@ -241,3 +241,4 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
     assert code == 3 and "--batch_size 1 --gradient_accumulation_steps 4" in output.splitlines()[-1]
     code, output = run([tmp_path / "short.py", *map(str, options), "--auto_oom"], tmp_path)
     assert code == 0 and "se sigue con --batch_size 1 --gradient_accumulation_steps 4" in output
+    assert int(rows(tmp_path / "s")[-1]["tokens"]) == 3 * 4 * 32, "as many sequences a step as before"
