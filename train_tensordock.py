@@ -272,7 +272,7 @@ def main():
     card = find_card(args, dist.device)
     config = complete(args, card, dist.print)
 
-    data = state and pretrain.recorded_data(args, state)
+    data = state and pretrain.recorded_data(args, state, dist.print)
     if data:
         tokens, counted, config = data.tokens("train"), True, dataclasses.replace(config, vocab_size=data.vocab_size)
     else:

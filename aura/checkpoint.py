@@ -278,10 +278,12 @@ def choose(resume, directory, note=print):
     if path.is_dir():
         newest = newest_good(path, note)
         if newest is None:
-            raise UserError(f"--resume {str(path)!r}: la carpeta no contiene ningún punto de control válido")
+            raise UserError(f"--resume {str(path)!r}: la carpeta no contiene ningún punto de control válido; si la "
+                            "ejecución paró antes de guardar el primero, repita la orden con que empezó")
         return newest
     if not path.is_file():
-        raise UserError(f"--resume {str(path)!r}: no existe; use auto, none o la ruta de un punto de control .pt")
+        raise UserError(f"--resume {str(path)!r}: no existe; use auto, none, un punto de control .pt o su carpeta; si "
+                        "la ejecución paró antes de guardar el primero, repita la orden con que empezó")
     return path
 
 

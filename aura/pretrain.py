@@ -121,7 +121,9 @@ def recorded(args, note=print):
 
 def recall(args, state, fixed, flag, note):
     """Take from the checkpoint `state` every argument that was not given now. fixed: names that a resumed run cannot
-    change. flag(name) -> how the script calls an argument. Raises UserError for a fixed one that was given anew."""
+    change. flag(name) -> how the script calls an argument. Raises UserError for a fixed one that was given anew.
+
+    The folders are those of before as well, unless the checkpoint no longer lies where it was written."""
     recorded = state["arguments"]
     given = {name for name in args.given if getattr(args, name) != "auto"}
     asked = {name for name in given if name in recorded and getattr(args, name) != recorded[name]}
@@ -132,7 +134,8 @@ def recall(args, state, fixed, flag, note):
     places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
     for name in sorted(asked - places):
         note(f"Cambia respecto al punto de control: {flag(name)} {recorded[name]} -> {getattr(args, name)}.")
-    for name in recorded.keys() & vars(args).keys() - places - given:
+    moved = Path(recorded["checkpoint_dir"]).resolve() != Path(args.checkpoint_dir).resolve()
+    for name in recorded.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:
         setattr(args, name, recorded[name])
     if "epochs" in given and "max_steps" not in given:
         args.max_steps = None
@@ -140,7 +143,7 @@ def recall(args, state, fixed, flag, note):
         args.dataset_name = recorded["dataset_name"]
 
 
-def recorded_data(args, state):
+def recorded_data(args, state, note):
     """The prepared Dataset that the checkpoint `state` was trained on, or None when it is no longer there.
 
     Raises UserError when the arguments name another corpus or tokenizer.
@@ -148,6 +151,7 @@ def recorded_data(args, state):
     known = state["dataset"]["sha256"]
     data = next((data for data in dataset.prepared(args.data_dir) if data.sha256 == known), None)
     if data is None:
+        note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de nuevo.")
         return None
     if "dataset_name" in args.given and not dataset.same_text(data, corpus.open_corpus(args.dataset_name)):
         raise UserError(f"--dataset-name {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "

@@ -66,10 +66,10 @@ def test_a_row_for_each_interval_and_each_epoch_and_none_twice(book, tmp_path):
     assert {5 * i for i in range(1, steps[-1] // 5 + 1)} <= set(steps)
 
 
-def test_stopped_ten_times_and_resumed_without_flags_equals_uninterrupted(book, tmp_path):
+def test_stopped_again_and_again_and_resumed_without_flags_equals_uninterrupted(book, tmp_path):
     options = ["--dataset_path", book, *SMALL, "--max_steps", 60, "--dropout", 0.1, "--save_steps", 7]
     assert train(tmp_path, *options, "--output_dir", "a")[0] == 0
-    dice, command = random.Random(3), [*options, "--output_dir", "b"]
+    dice, command = random.Random(3), [*options, "--output_dir", "b", "--data_dir", "a/datos"]
     stops = 0
     while True:
         with Process([SCRIPT, *map(str, command)], tmp_path) as process:
@@ -78,6 +78,7 @@ def test_stopped_ten_times_and_resumed_without_flags_equals_uninterrupted(book, 
                 time.sleep(dice.random())
                 process.child.send_signal(signal.SIGINT)
             code, output = process.finish()
+        assert "Entrenando el tokenizador" not in output  # a resumed run knows where its data lie
         if code == 0:
             break
         if checkpoint.found(tmp_path / "b"):
