@@ -184,6 +184,16 @@ def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
     return F.rms_norm(new, weight.shape, weight, eps), new
 
 
+def rotary(x, cosine, sine):
+    """Rotary positions (Su et al. 2021, section 3.4.2), pairs made of the two halves of a head.
+
+    x: [B, T, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least; returns [B, T, H, D] like x.
+    """
+    first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+    cosine, sine = cosine[:, None], sine[:, None]
+    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1).to(x.dtype)
+
+
 def gelu_tanh(x):
     """GELU in the tanh form of GPT-2 (Hendrycks and Gimpel 2016, section 2). x: any shape."""
     return _fused.activation.gelu_tanh(x) if _takes(x) else F.gelu(x, approximate="tanh")
@@ -203,12 +213,19 @@ def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
 
     hidden: [N, C]; weight: [V, C]; targets: int64 [N], each in [0, V) or ignore_index. Returns a scalar.
     """
+    return linear_cross_entropy_rows(hidden, weight, targets, ignore_index)[0]
+
+
+def linear_cross_entropy_rows(hidden, weight, targets, ignore_index=-100):
+    """(linear_cross_entropy(), the losses [N] it is the sum of, 0 where ignored, through which no gradient flows)."""
     if _takes(hidden):
         return _fused.loss.linear_cross_entropy(hidden, weight, targets, ignore_index)
     rows = loss_rows(len(weight), hidden.device.type)
     if len(hidden) <= rows:
-        return _plain_loss(hidden, weight, targets, ignore_index)
-    return loss_in_chunks(hidden, weight, targets, ignore_index, rows)
+        losses = _plain_losses(hidden, weight, targets, ignore_index)
+    else:
+        losses = losses_in_chunks(hidden, weight, targets, ignore_index, rows)
+    return losses.sum(), losses.detach()
 
 
 def loss_rows(vocabulary, device_type):
@@ -217,17 +234,17 @@ def loss_rows(vocabulary, device_type):
     return max(1, LOGITS_BYTES // (12 * vocabulary)) if device_type == "cuda" else 2**63
 
 
-def _plain_loss(hidden, weight, targets, ignore_index):
+def _plain_losses(hidden, weight, targets, ignore_index):
     logits = F.linear(hidden, weight)
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="none")
 
 
-def loss_in_chunks(hidden, weight, targets, ignore_index, rows):
-    """linear_cross_entropy, `rows` rows at a time: backward computes each chunk's logits again."""
+def losses_in_chunks(hidden, weight, targets, ignore_index, rows):
+    """The losses [N] of linear_cross_entropy, `rows` rows at a time: backward computes each chunk's logits again."""
     parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return sum(checkpoint(_plain_loss, part, weight, wanted, ignore_index, use_reentrant=False)
-               for part, wanted in parts)
+    return torch.cat([checkpoint(_plain_losses, part, weight, wanted, ignore_index, use_reentrant=False)
+                      for part, wanted in parts])
 
 
 def describe(device):

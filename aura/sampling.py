@@ -2,8 +2,6 @@
 
 import torch
 
-from aura.models.gpt import KVCache
-
 
 @torch.no_grad()
 def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
@@ -41,7 +39,7 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
     try:
         for _ in range(length):
             if cache is None or cache.length + len(pending) > context:
-                cache = KVCache(model.config, 1, weight.device, weight.dtype)
+                cache = model.empty_cache(1)
                 pending = tokens[-context:] if len(tokens) < context else tokens[-max(1, context // 2):]
             logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1]
             token = choose(logits, generator, **choice)

@@ -16,7 +16,6 @@ if not extension.has_ops(extension.load()):
     pytest.skip(extension.status(), allow_module_level=True)
 
 from aura.fused import loss as fused
-from aura.fused.loss import linear_cross_entropy
 
 IGNORED = -100
 CHUNK = torch.ops.aura.cross_entropy_chunk_
@@ -30,6 +29,10 @@ def example(rows, classes, width=24, dtype=torch.float32, seed=0):
     weight = (torch.randn(classes, width, generator=generator, dtype=torch.float64) / 3).to(dtype).requires_grad_()
     targets = torch.randint(0, classes, (rows,), generator=generator)
     return hidden, weight, targets.masked_fill(torch.rand(rows, generator=generator) < 0.2, IGNORED)
+
+
+def linear_cross_entropy(hidden, weight, targets):
+    return fused.linear_cross_entropy(hidden, weight, targets)[0]
 
 
 def reference(hidden, weight, targets):
@@ -187,7 +190,7 @@ def test_only_what_is_asked_for(monkeypatch):
         inputs = (hidden.detach().requires_grad_(wanted[0]), weight.detach().requires_grad_(wanted[1]))
         value = linear_cross_entropy(*inputs, targets)
         torch.testing.assert_close(value, expected[0])
-        assert [t.numel() > 0 for t in calls[-1][1][1:]] == list(wanted)
+        assert [t.numel() > 0 for t in calls[-1][1][1:3]] == list(wanted)
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets), expected[0])
     assert calls[-1][0][-2:] == (False, False)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from aura import extension, ops
 from aura.errors import UserError
@@ -205,6 +206,7 @@ def python(code, tmp_path, **environment):
 
 NO_EXTENSION = """
 import torch
+import torch.nn.functional as F
 from aura import ops
 from aura.errors import UserError
 try:
@@ -273,13 +275,25 @@ def test_torchs_way_in_chunks_is_the_whole(rows):
     targets = torch.randint(0, 11, (20,))
     targets[3] = -100
     results = []
-    for loss in (lambda h, w: ops.loss_in_chunks(h, w, targets, -100, rows), lambda h, w: ops._plain_loss(
+    for losses in (lambda h, w: ops.losses_in_chunks(h, w, targets, -100, rows), lambda h, w: ops._plain_losses(
             h, w, targets, -100)):
         leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        value = loss(*leaves)
-        results.append((value, *torch.autograd.grad(value, leaves)))
+        values = losses(*leaves)
+        results.append((values, *torch.autograd.grad(values.sum(), leaves)))
     for chunked, whole in zip(*results, strict=True):
         torch.testing.assert_close(chunked, whole)
+
+
+@pytest.mark.parametrize("choice", ["auto", "sdpa"])
+def test_the_losses_of_the_rows(choice):
+    torch.manual_seed(0)
+    hidden, weight, targets = torch.randn(20, 8), torch.randn(11, 8), torch.randint(0, 11, (20,))
+    targets[3] = -100
+    with ops.using(choice):
+        total, rows = ops.linear_cross_entropy_rows(hidden.requires_grad_(), weight, targets)
+    torch.testing.assert_close(rows, F.cross_entropy(hidden.detach() @ weight.t(), targets, reduction="none"))
+    torch.testing.assert_close(rows.sum(), total.detach())
+    assert total.requires_grad and not rows.requires_grad
 
 
 def test_a_gpu_has_so_many_rows_of_logits_at_a_time():

@@ -13,13 +13,13 @@ WEIGHT_ROWS = 2048  # of the weight's gradient in bfloat16 at one time, before i
 
 
 def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
-    """Summed cross-entropy, in nats, of softmax(hidden @ weight.T) against targets.
+    """Cross-entropy, in nats, of softmax(hidden @ weight.T) against targets: the sum, and that of each row.
 
     hidden: [N, C], float32, bfloat16 or float64. weight: [V, C], of the same dtype, or float32 beside bfloat16.
     targets: int64 [N], each in [0, V), or ignore_index for a row that does not count; IndexError for any other.
     Products are in the dtype of hidden, or in bfloat16 under autocast to it; the logits, of that dtype, are taken to
-    float32 for the softmax, and the weight's gradient is added up in float32. Returns a scalar, float32 (float64 for
-    float64).
+    float32 for the softmax, and the weight's gradient is added up in float32. Returns (the sum, float32, the losses of
+    the rows, float32 [N], through which no gradient flows); float64 for float64.
 
     Gradients are computed with the loss, while a chunk's logits exist, and kept until backward. There are no second
     derivatives.
@@ -28,16 +28,17 @@ def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
     if autocast == torch.bfloat16 and hidden.dtype == torch.float32:
         hidden = hidden.to(torch.bfloat16)
     recorded = torch.is_grad_enabled()
-    return _linear_cross_entropy(hidden, weight, targets, ignore_index, recorded and hidden.requires_grad,
-                                 recorded and weight.requires_grad)[0]
+    loss, _, _, rows = _linear_cross_entropy(hidden, weight, targets, ignore_index, recorded and hidden.requires_grad,
+                                             recorded and weight.requires_grad)
+    return loss, rows
 
 
 def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, hidden_gradient: bool,
-               weight_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, its gradient by hidden, by weight); a gradient not asked for is empty."""
+               weight_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, its gradient by hidden, by weight, the rows' losses); a gradient not asked for is empty."""
     _check(hidden, weight, targets)
     rows, classes = len(hidden), len(weight)
-    loss, dhidden, dweight = _empty_results(hidden, weight, hidden_gradient, weight_gradient)
+    loss, dhidden, dweight, losses = _empty_results(hidden, weight, hidden_gradient, weight_gradient)
     total = torch.zeros((), dtype=torch.float64)
     matrix = weight.to(hidden.dtype)
     sums = dweight if dweight.dtype != torch.bfloat16 else torch.empty_like(dweight, dtype=torch.float32)
@@ -48,8 +49,10 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
     for first in range(0, rows, chunk or 1):
         part = hidden[first:first + chunk]
         logits = torch.mm(part, matrix.t(), out=buffer[:len(part)])
-        total += torch.ops.aura.cross_entropy_chunk_(logits, targets[first:first + chunk], ignore_index,
-                                                     hidden_gradient or weight_gradient).sum()
+        found = torch.ops.aura.cross_entropy_chunk_(logits, targets[first:first + chunk], ignore_index,
+                                                    hidden_gradient or weight_gradient)
+        losses[first:first + chunk] = found
+        total += found.sum()
         if hidden_gradient:
             torch.mm(logits, matrix, out=dhidden[first:first + chunk])
         if weight_gradient:
@@ -58,7 +61,7 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
         sums.zero_()
     if sums is not dweight:
         dweight.copy_(sums)
-    return loss.copy_(total), dhidden, dweight
+    return loss.copy_(total), dhidden, dweight, losses
 
 
 def _add_product(sums, a, b, fresh):
@@ -86,9 +89,9 @@ def _check(hidden, weight, targets):
 
 
 def _empty_results(hidden, weight, hidden_gradient, weight_gradient):
-    loss = hidden.new_empty((), dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)
-    return (loss, hidden.new_empty(hidden.shape if hidden_gradient else 0),
-            weight.new_empty(weight.shape if weight_gradient else 0))
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    return (hidden.new_empty((), dtype=dtype), hidden.new_empty(hidden.shape if hidden_gradient else 0),
+            weight.new_empty(weight.shape if weight_gradient else 0), hidden.new_empty(len(hidden), dtype=dtype))
 
 
 _linear_cross_entropy = torch.library.custom_op("aura::linear_cross_entropy", _in_chunks, mutates_args=(),
@@ -103,8 +106,8 @@ def _(hidden, weight, targets, ignore_index, hidden_gradient, weight_gradient):
 def _save(ctx, inputs, output):
     hidden, weight, targets, *ctx.options = inputs
     ctx.save_for_backward(hidden, weight, targets)
-    ctx.gradients = output[1:]
-    ctx.mark_non_differentiable(*ctx.gradients)
+    ctx.gradients = output[1:3]
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # no zeros of the size of dweight for _backward to ignore
 
 
@@ -115,7 +118,7 @@ def _backward(ctx, gradient, *_):
         return (None,) * 6
     found, ctx.gradients = ctx.gradients, None
     if found is None:  # backward came before (retain_graph) and gave them away: compute them again
-        found = _linear_cross_entropy(*ctx.saved_tensors, *ctx.options)[1:]
+        found = _linear_cross_entropy(*ctx.saved_tensors, *ctx.options)[1:3]
     dhidden, dweight = (_scaled(g, gradient) if needed else None
                         for g, needed in zip(found, ctx.options[1:], strict=True))
     return dhidden, dweight, None, None, None, None

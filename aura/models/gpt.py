@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aura import ops
 from aura.errors import UserError
+from aura.models.cache import KVCache
 
 
 @dataclass(frozen=True)
@@ -123,28 +124,6 @@ class Block(nn.Module):
         return next_norm.add(self.mlp(normed), x, dropout)
 
 
-class KVCache:
-    """Keys and values of the positions seen so far. Memory: 2 * n_layer * batch * seq_len * n_embd values."""
-
-    def __init__(self, config, batch, device, dtype):
-        shape = (config.n_layer, batch, config.seq_len, config.n_head, config.n_embd // config.n_head)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
-        self.length = 0
-
-    def extend(self, layer, k, v):
-        """Append k, v [B, T, H, D] of one layer; returns all so far. `length` moves on after the last layer.
-
-        T > 1 is for an empty cache only: a later chunk would need a mask that is not square.
-        """
-        end = self.length + k.shape[1]
-        self.keys[layer, :, self.length:end] = k
-        self.values[layer, :, self.length:end] = v
-        if layer == len(self.keys) - 1:
-            self.length = end
-        return self.keys[layer, :, :end], self.values[layer, :, :end]
-
-
 class GPT(nn.Module):
     """GPT-2. Call with tokens [B, T] (integers, T <= seq_len); returns logits [B, T, vocab_size].
 
@@ -178,6 +157,16 @@ class GPT(nn.Module):
                 parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
         return self
 
+    def blocks(self):
+        """The parts that may be sharded each for itself."""
+        return list(self.h)
+
+    def empty_cache(self, batch):
+        """A KVCache for generating `batch` texts at a time."""
+        config, weight = self.config, self.wte.weight
+        return KVCache(config.n_layer, batch, config.seq_len, config.n_head, config.n_embd // config.n_head,
+                       weight.device, weight.dtype)
+
     def forward(self, tokens, targets=None, cache=None):
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
@@ -189,6 +178,8 @@ class GPT(nn.Module):
                 normed, x = checkpoint(block, normed, x, next_norm, use_reentrant=False)
             else:
                 normed, x = block(normed, x, next_norm, cache, layer)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
         if targets is None:
             return F.linear(normed, self.wte.weight)
         return ops.linear_cross_entropy(normed.flatten(0, 1), self.wte.weight, targets.flatten())

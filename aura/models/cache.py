@@ -1,0 +1,35 @@
+"""Keys and values of the positions a model has seen, for generation."""
+
+import torch
+
+
+class KVCache:
+    """One slot for each attention of a model's forward pass. Memory: 2 * slots * batch * seq_len * heads * head_width
+    values. `length`: positions seen so far."""
+
+    def __init__(self, slots, batch, seq_len, heads, head_width, device, dtype):
+        shape = (slots, batch, seq_len, heads, head_width)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+        self.length = 0
+
+    def extend(self, slot, k, v):
+        """Append k, v [B, T, H, D] of one slot; returns all so far. advance() ends what all slots were given.
+
+        T > 1 is for an empty cache only: a later chunk would need a mask that is not square.
+        """
+        end = self.length + k.shape[1]
+        self.keys[slot, :, self.length:end] = k
+        self.values[slot, :, self.length:end] = v
+        return self.keys[slot, :, :end], self.values[slot, :, :end]
+
+    def repeat(self, row, done, period):
+        """Give all slots from `done` on, at the position being written for batch entry `row`, what the `period` slots
+        before hold there."""
+        for first in range(done, len(self.keys), period):
+            for part in (self.keys, self.values):
+                part[first:first + period, row, self.length] = part[done - period:done, row, self.length]
+
+    def advance(self, positions):
+        """Count `positions` more as seen."""
+        self.length += positions
