@@ -41,6 +41,7 @@ OPS_SOURCES = (
     "csrc/ops_attention.cpp",
     "csrc/ops_loss.cpp",
     "csrc/ops_norms.cpp",
+    "csrc/ops_rotary.cpp",
 )
 KERNELS_SOURCE = "csrc/cpu/kernels.cpp"
 MODULE = "aura._C"

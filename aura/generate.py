@@ -7,9 +7,8 @@ import time
 
 import torch
 
-from aura import cli, pretrain, sampling
+from aura import cli, models, pretrain, sampling
 from aura.errors import EXIT_OK, UserError
-from aura.models.gpt import GPT, GPTConfig
 
 
 def build_parser():
@@ -24,6 +23,8 @@ def build_parser():
     parser.add_argument("--top-p", type=cli.number(float, above=0, high=1), default=1.0,
                         help="elige entre los que suman esta probabilidad")
     parser.add_argument("--num-samples", type=cli.number(int, low=1), default=1, help="cuántos textos")
+    parser.add_argument("--early-exit", action="store_true",
+                        help="HRM con segmentos: cada token usa los que pide su cabeza de parada, y no todos")
     parser.add_argument("--seed", type=cli.number(int, low=0), default=0, help="semilla; la misma da el mismo texto")
     return parser
 
@@ -33,11 +34,15 @@ def main():
     args = build_parser().parse_args()
     config, weights, tokenizer = pretrain.read_output(args.checkpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = GPT(GPTConfig(**config)).to(device)
+    model = models.build(config).to(device)
     try:
         model.load_state_dict(weights)
     except RuntimeError as problem:
         raise UserError(f"--checkpoint {args.checkpoint!r}: los pesos no corresponden a su configuración") from problem
+    if args.early_exit:
+        if getattr(model, "halt", None) is None:
+            raise UserError(f"--early-exit: {args.checkpoint!r} no tiene cabeza de parada (se entrena con --segments)")
+        model.early_exit = True
     prompt = tokenizer.encode(args.prompt) or [tokenizer.eos_id]
     for number in range(args.num_samples):
         started = time.perf_counter()

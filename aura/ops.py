@@ -184,14 +184,19 @@ def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
     return F.rms_norm(new, weight.shape, weight, eps), new
 
 
-def rotary(x, cosine, sine):
-    """Rotary positions (Su et al. 2021, section 3.4.2), pairs made of the two halves of a head.
+def rotary_packed(qkv, cosine, sine):
+    """Rotary positions (Su et al. 2021, section 3.4.2) for q and k, pairs made of the two halves of a head.
 
-    x: [B, T, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least; returns [B, T, H, D] like x.
+    qkv: [B, T, 3, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least; returns the same like qkv, with
+    v as it is.
     """
-    first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
-    cosine, sine = cosine[:, None], sine[:, None]
-    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1).to(x.dtype)
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    if _takes(qkv):
+        return _fused.rotary.rotary_packed(qkv, cosine.to(wide), sine.to(wide))
+    first, second = qkv[:, :, :2].to(wide).chunk(2, dim=-1)
+    cosine, sine = cosine[:, None, None], sine[:, None, None]
+    turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return torch.cat((turned.to(qkv.dtype), qkv[:, :, 2:]), dim=2)
 
 
 def gelu_tanh(x):
@@ -205,6 +210,11 @@ def swiglu(x):
         return _fused.activation.swiglu(x)
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def sigmoid_gate(gate, x):
+    """sigmoid(gate) * x. Both [..., C]."""
+    return _fused.activation.sigmoid_gate(gate, x) if _takes(x) else gate.sigmoid() * x
 
 
 def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):

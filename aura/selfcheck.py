@@ -4,6 +4,8 @@ import torch
 
 from aura import backend, extension, ops
 
+ANGLES = torch.linspace(0, 40, 800).view(40, 20)
+TURNS = ANGLES.cos(), ANGLES.sin()
 # name, function of a tuple of inputs, their shapes. Every input but integer ones is differentiated.
 CASES = [
     ("attention", lambda qkv: ops.attention_packed(qkv, causal=False), [(2, 65, 3, 2, 40)]),
@@ -18,6 +20,8 @@ CASES = [
     ("add_rms_norm", lambda *inputs: torch.cat(ops.add_rms_norm(*inputs)), [(33, 200), (33, 200), (200,)]),
     ("gelu_tanh", ops.gelu_tanh, [(33, 200)]),
     ("swiglu", ops.swiglu, [(33, 200)]),
+    ("sigmoid_gate", ops.sigmoid_gate, [(33, 200), (33, 200)]),
+    ("rotary", lambda qkv: ops.rotary_packed(qkv, *TURNS), [(2, 40, 3, 2, 40)]),
     ("linear_cross_entropy", lambda h, w: ops.linear_cross_entropy(h, w, torch.arange(33)), [(33, 64), (100, 64)]),
 ]
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

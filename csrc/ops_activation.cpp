@@ -1,4 +1,4 @@
-// aura::gelu_tanh, aura::swiglu and their gradients on the CPU: checks, outputs, and the elements shared out among
+// aura::gelu_tanh, aura::swiglu, aura::sigmoid_gate and their gradients on the CPU: checks, outputs, and the elements shared out among
 // threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -18,6 +19,9 @@ TORCH_LIBRARY_FRAGMENT(aura, m) {
   // x: [..., 2F], gate before up; y: [..., F].
   m.def("swiglu(Tensor x) -> Tensor");
   m.def("swiglu_backward(Tensor dy, Tensor x) -> Tensor");
+  // gate, x, y: [..., C].
+  m.def("sigmoid_gate(Tensor gate, Tensor x) -> Tensor");
+  m.def("sigmoid_gate_backward(Tensor dy, Tensor gate, Tensor x) -> (Tensor, Tensor)");
 }
 
 namespace aura {
@@ -102,6 +106,52 @@ Tensor swiglu_backward(const Tensor& dy_given, const Tensor& x_given) {
   return dx;
 }
 
+// [rows, C] with contiguous rows, a view where the rows of t are evenly apart.
+Tensor rows_of(const Tensor& t) {
+  const Tensor rows = t.reshape({-1, t.size(-1)});
+  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
+}
+
+int gated_type(const char* op, const Tensor& gate, const Tensor& x) {
+  TORCH_CHECK(x.dim() >= 1 && gate.sizes() == x.sizes() && gate.scalar_type() == x.scalar_type(), op,
+              ": gate and x must be alike, are ", gate.sizes(), " of ", gate.scalar_type(), " and ", x.sizes(), " of ",
+              x.scalar_type());
+  return kernel_type(x, op);
+}
+
+Tensor sigmoid_gate(const Tensor& gate_given, const Tensor& x_given) {
+  const int type = gated_type("sigmoid_gate", gate_given, x_given);
+  const Tensor y = at::empty(x_given.sizes(), x_given.options());
+  if (y.numel() == 0) return y;
+  const Tensor gate = rows_of(gate_given), x = rows_of(x_given);
+  const int64_t width = x.size(1);
+  const auto run = kernels().activation.sigmoid_gate[type];
+  at::parallel_for(0, x.size(0), std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      run(Bytes{gate}.from(row * gate.stride(0)), Bytes{x}.from(row * x.stride(0)), Bytes{y}.to(row * width), width);
+    }
+  });
+  return y;
+}
+
+std::tuple<Tensor, Tensor> sigmoid_gate_backward(const Tensor& dy_given, const Tensor& gate_given,
+                                                 const Tensor& x_given) {
+  const int type = gated_type("sigmoid_gate_backward", gate_given, x_given);
+  check_gradient("sigmoid_gate_backward", dy_given, x_given, x_given.sizes());
+  const Tensor dgate = at::empty(x_given.sizes(), x_given.options()), dx = at::empty(x_given.sizes(), x_given.options());
+  if (dx.numel() == 0) return {dgate, dx};
+  const Tensor dy = rows_of(dy_given), gate = rows_of(gate_given), x = rows_of(x_given);
+  const int64_t width = x.size(1);
+  const auto run = kernels().activation.sigmoid_gate_backward[type];
+  at::parallel_for(0, x.size(0), std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      run(Bytes{dy}.from(row * dy.stride(0)), Bytes{gate}.from(row * gate.stride(0)), Bytes{x}.from(row * x.stride(0)),
+          Bytes{dgate}.to(row * width), Bytes{dx}.to(row * width), width);
+    }
+  });
+  return {dgate, dx};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aura, CPU, m) {
@@ -109,6 +159,8 @@ TORCH_LIBRARY_IMPL(aura, CPU, m) {
   m.impl("gelu_tanh_backward", &gelu_tanh_backward);
   m.impl("swiglu", &swiglu);
   m.impl("swiglu_backward", &swiglu_backward);
+  m.impl("sigmoid_gate", &sigmoid_gate);
+  m.impl("sigmoid_gate_backward", &sigmoid_gate_backward);
 }
 
 }  // namespace aura

@@ -246,6 +246,10 @@ void all_activations() {
       table.swiglu[type](pair.random(), product, 3, width);
       table.swiglu_backward[type](d_product.random(), pair, d_pair, 3, width);
       product.expect_written("swiglu"), d_pair.expect_written("swiglu: gradient");
+      Buffer gate(type, width), dgate(type, width);
+      table.sigmoid_gate[type](gate.random(), x, y, width);
+      table.sigmoid_gate_backward[type](dy, gate, x, dgate, dx, width);
+      y.expect_written("sigmoid_gate"), dx.expect_written("sigmoid_gate"), dgate.expect_written("sigmoid_gate: gate");
     }
   }
 }
@@ -270,6 +274,24 @@ void all_losses() {
   }
 }
 
+// ---- Rotary positions -----------------------------------------------------------------------------------------------
+
+void all_rotary() {
+  for (int type = 0; type < 3; ++type) {
+    for (const int64_t half : {1, 3, 8, 15, 16, 17, 64}) {
+      for (const int64_t gap : {0, 5}) {  // between rows; none after the last
+        const int64_t row = 3 * 2 * 2 * half;
+        Buffer x(type, 4 * row + 3 * gap), y(type, 4 * row);
+        Buffer cosine(kStatistics[type], 2 * half), sine(kStatistics[type], 2 * half);
+        x.random(), cosine.random(), sine.random();
+        const aura::RotaryRows job{x, y, row + gap, 2, 2, half, cosine, sine, gap == 0};
+        kernels().rotary.rotary[type](job, 0, 4);
+        y.expect_written("rotary");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -277,5 +299,6 @@ int main() {
   all_norms();
   all_activations();
   all_losses();
+  all_rotary();
   std::printf("%s: nothing found\n", kernels().name);
 }

@@ -1,4 +1,4 @@
-"""GELU and SwiGLU against float64, on every instruction set the processor has."""
+"""GELU, SwiGLU and the sigmoid gate against float64, on every instruction set the processor has."""
 
 import math
 
@@ -22,6 +22,16 @@ SHAPES = [(0,), (3, 0), (1,), (2,), (15,), (64,), (3, 5, 33), (300, 257)]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float64: 1e-14}
 
 
+def gate(x):
+    """The two halves of x as gate and what it lets through: rows apart, as the models have them."""
+    return activation.sigmoid_gate(*x.chunk(2, -1))
+
+
+def gate_reference(x):
+    gate, through = x.chunk(2, -1)
+    return gate.sigmoid() * through
+
+
 def gelu_reference(x):
     return F.gelu(x, approximate="tanh")
 
@@ -31,7 +41,8 @@ def swiglu_reference(x):
     return F.silu(gate) * up
 
 
-FUNCTIONS = {"gelu": (activation.gelu_tanh, gelu_reference), "swiglu": (activation.swiglu, swiglu_reference)}
+FUNCTIONS = {"gelu": (activation.gelu_tanh, gelu_reference), "swiglu": (activation.swiglu, swiglu_reference),
+             "gate": (gate, gate_reference)}
 
 
 def normal(shape, dtype=torch.float32, seed=0, scale=3.0):
@@ -49,7 +60,7 @@ def check_values():
     for ours, reference in FUNCTIONS.values():
         for dtype, tolerance in TOLERANCE.items():
             for shape in SHAPES:
-                if ours is activation.swiglu:
+                if ours is not activation.gelu_tanh:
                     shape = (*shape[:-1], 2 * shape[-1])
                 x = normal(shape, dtype)
                 dy = normal(reference(x).shape, dtype, seed=1, scale=1.0)
@@ -77,6 +88,11 @@ def check_extremes():
         assert torch.isnan(y[-1]).all() and torch.isnan(dx[-1]).all() and not torch.isnan(y[:-1]).any()
         torch.testing.assert_close(y[far, 0], limit[far], rtol=0, atol=1e-20)
         torch.testing.assert_close(dx[far], torch.stack([(x[far] > 0).to(dtype), limit[far]], -1), rtol=0, atol=1e-20)
+
+        y, dx = with_gradient(gate, packed, torch.ones(len(x), 1, dtype=dtype))
+        assert torch.isnan(y[-1]).all() and torch.isnan(dx[-1]).all() and not torch.isnan(y[:-1]).any()
+        torch.testing.assert_close(y[far, 0], (x[far] > 0).to(dtype), rtol=0, atol=1e-20)
+        torch.testing.assert_close(dx[far, 0], torch.zeros_like(x[far]), rtol=0, atol=1e-20)
 
 
 def test_values():
@@ -120,6 +136,8 @@ def test_opcheck(dtype):
         opcheck(op.default, (x.clone().requires_grad_(),))
     opcheck(ops.gelu_tanh_backward.default, (x, x))
     opcheck(ops.swiglu_backward.default, (normal((3, 17), dtype), x))
+    opcheck(ops.sigmoid_gate.default, (x.clone().requires_grad_(), normal((3, 34), dtype).requires_grad_()))
+    opcheck(ops.sigmoid_gate_backward.default, (x, x, x))
 
 
 def test_compiled():
@@ -141,3 +159,6 @@ def test_refusals():
         for dy in (torch.zeros(2, 5), torch.zeros(2, 2, dtype=torch.float64)):
             with pytest.raises(RuntimeError, match="dy must be"):
                 op(dy, torch.zeros(2, 4))
+    for gate, x in ((torch.zeros(2, 3), torch.zeros(2, 4)), (torch.zeros(2), torch.zeros(2).double())):
+        with pytest.raises(RuntimeError, match="alike"):
+            activation.sigmoid_gate(gate, x)

@@ -19,6 +19,7 @@ QKV = ((2, 60, 3, 2, 24),)
 SEPARATE = ((2, 60, 2, 24),) * 3
 LENGTHS = torch.tensor([0, 37])
 # With an empty document, and one that runs from the first batch entry into the second.
+TURNS = torch.linspace(0, 3, 15).view(5, 3).cos(), torch.linspace(0, 3, 15).view(5, 3).sin()
 DOCUMENTS = torch.tensor([0, 7, 7, 80, 81, 120])
 
 # name: (function of tensors, their shapes)
@@ -46,6 +47,8 @@ CASES = {
     "add_rms_norm": (lambda *x: torch.cat(ops.add_rms_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,))),
     "gelu_tanh": (ops.gelu_tanh, ((3, 5, WIDTH),)),
     "swiglu": (ops.swiglu, ((3, 5, WIDTH),)),
+    "sigmoid_gate": (ops.sigmoid_gate, ((3, 5, WIDTH), (3, 5, WIDTH))),
+    "rotary_packed": (lambda qkv: ops.rotary_packed(qkv, *TURNS), ((2, 5, 3, 2, 6),)),
     "linear_cross_entropy": (lambda h, w: ops.linear_cross_entropy(h, w, TARGETS.clamp(min=0)),
                              ((ROWS, WIDTH), (CLASSES, WIDTH))),
     "linear_cross_entropy ignored": (lambda h, w: ops.linear_cross_entropy(h, w, TARGETS, ignore_index=-1),
@@ -251,7 +254,7 @@ def test_an_instruction_set_there_is_not(fused, tmp_path):
     assert output.startswith("error: AURA_CPU_ISA='sse9': este procesador admite ") and "portable" in output
 
 
-OPERATIONS = ("attention", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "gelu_tanh", "swiglu",
+OPERATIONS = ("attention", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "gelu_tanh", "swiglu", "sigmoid_gate", "rotary",
               "linear_cross_entropy")
 
 

@@ -1,4 +1,4 @@
-"""GELU and SwiGLU: what torch.compile and autograd need to know of csrc/ops_activation.cpp.
+"""GELU, SwiGLU and a sigmoid gate: what torch.compile and autograd need to know of csrc/ops_activation.cpp.
 
 F half the last dimension of a packed projection.
 """
@@ -26,6 +26,11 @@ def swiglu(x):
     return _ops.swiglu(x)
 
 
+def sigmoid_gate(gate, x):
+    """sigmoid(gate) * x. Both [..., C] of one dtype, float32, bfloat16 or float64, rows evenly apart or copied."""
+    return _ops.sigmoid_gate(gate, x)
+
+
 @register_fake("aura::gelu_tanh")
 def _gelu_tanh_fake(x):
     return x.new_empty(x.shape)
@@ -42,6 +47,16 @@ def _swiglu_fake(x):
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
+@register_fake("aura::sigmoid_gate")
+def _sigmoid_gate_fake(gate, x):
+    return x.new_empty(x.shape)
+
+
+@register_fake("aura::sigmoid_gate_backward")
+def _sigmoid_gate_backward_fake(dy, gate, x):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
 def _save(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
@@ -56,5 +71,11 @@ def _swiglu_backward(ctx, dy):
     return _ops.swiglu_backward(dy, *ctx.saved_tensors)
 
 
+@once_differentiable
+def _sigmoid_gate_backward(ctx, dy):
+    return _ops.sigmoid_gate_backward(dy, *ctx.saved_tensors)
+
+
 register_autograd("aura::gelu_tanh", _gelu_tanh_backward, setup_context=_save)
 register_autograd("aura::swiglu", _swiglu_backward, setup_context=_save)
+register_autograd("aura::sigmoid_gate", _sigmoid_gate_backward, setup_context=_save)

@@ -116,13 +116,14 @@ class Attention(nn.Module):
 
     def forward(self, x, rotation, cache, slot, cu_seqlens):
         batch, length, width = x.shape
-        gate, q, k, v = self.gqkv(x).view(batch, length, 4, self.n_head, width // self.n_head).unbind(2)
-        q, k = ops.rotary(q, *rotation), ops.rotary(k, *rotation)
+        gate, qkv = self.gqkv(x).split((width, 3 * width), dim=-1)
+        qkv = ops.rotary_packed(qkv.view(batch, length, 3, self.n_head, width // self.n_head), *rotation)
         if cache is None:
-            y = ops.attention(q, k, v, cu_seqlens=cu_seqlens)
+            y = ops.attention_packed(qkv, cu_seqlens=cu_seqlens)
         else:
+            q, k, v = qkv.unbind(2)
             y = ops.attention(q, *cache.extend(slot, k, v), causal=length > 1)
-        return self.out((gate.sigmoid() * y).flatten(2))
+        return self.out(ops.sigmoid_gate(gate, y.reshape(batch, length, width)))
 
 
 class MLP(nn.Module):

@@ -1,6 +1,6 @@
-// GELU in its tanh form and SwiGLU, forward and backward. Included by kernels.cpp alone.
+// GELU in its tanh form, SwiGLU and a sigmoid gate, forward and backward. Included by kernels.cpp alone.
 //
-// Both are x * sigmoid(something): tanh(u) = 2 sigmoid(2u) - 1 turns x/2 (1 + tanh u) into x sigmoid(2u), which keeps
+// The first two are x * sigmoid(something): tanh(u) = 2 sigmoid(2u) - 1 turns x/2 (1 + tanh u) into x sigmoid(2u), which keeps
 // its relative precision where 1 + tanh u cancels. What goes into the exponential is bounded by bounding x, where the
 // functions are as good as 0 or x: infinities need no case of their own, and NaNs pass through the comparisons.
 #pragma once
@@ -134,11 +134,41 @@ void swiglu_backward(const void* dy, const void* x, void* dx, int64_t rows, int6
   }
 }
 
+// The bound keeps the exponential finite where the sigmoid is 0 or 1 already; beyond it 1 - sigmoid is under 1e-27.
+template <typename C>
+AURA_INLINE Sigmoid<C> gate_of(Vec<C> x) {
+  return sigmoid<C>(bounded(x, kSiluBound));
+}
+
+template <typename T>
+void sigmoid_gate(const void* gate, const void* x, void* y, int64_t count) {
+  const T *opening = static_cast<const T*>(gate), *from = static_cast<const T*>(x);
+  T* to = static_cast<T*>(y);
+  sweep<T>(count, [=](auto get, auto put) __attribute__((always_inline)) {
+    put(to, gate_of<Compute<T>>(get(opening)).value * get(from));
+  });
+}
+
+template <typename T>
+void sigmoid_gate_backward(const void* dy, const void* gate, const void* x, void* dgate, void* dx, int64_t count) {
+  using C = Compute<T>;
+  const T *gradient = static_cast<const T*>(dy), *opening = static_cast<const T*>(gate);
+  const T* from = static_cast<const T*>(x);
+  T *to_gate = static_cast<T*>(dgate), *to = static_cast<T*>(dx);
+  sweep<T>(count, [=](auto get, auto put) __attribute__((always_inline)) {
+    const Sigmoid<C> s = gate_of<C>(get(opening));
+    const Vec<C> d = get(gradient) * s.value;
+    put(to, d);
+    put(to_gate, d * s.rest * get(from));
+  });
+}
+
 }  // namespace activation
 
 #define AURA_TYPES(function) {activation::function<float>, activation::function<bfloat16>, activation::function<double>}
 constexpr ActivationKernels kActivation = {AURA_TYPES(gelu_tanh_all), AURA_TYPES(gelu_tanh_backward_all),
-                                           AURA_TYPES(swiglu), AURA_TYPES(swiglu_backward)};
+                                           AURA_TYPES(swiglu), AURA_TYPES(swiglu_backward),
+                                           AURA_TYPES(sigmoid_gate), AURA_TYPES(sigmoid_gate_backward)};
 #undef AURA_TYPES
 
 }  // namespace AURA_ISA

@@ -5,6 +5,7 @@
 #include "cpu/attention.inl"
 #include "cpu/loss.inl"
 #include "cpu/norms.inl"
+#include "cpu/rotary.inl"
 
 #define AURA_TEXT(x) #x
 #define AURA_NAME(x) AURA_TEXT(x)
@@ -13,7 +14,7 @@ namespace aura {
 namespace AURA_ISA {
 
 const Kernels& kernels() {
-  static constexpr Kernels table = {AURA_NAME(AURA_ISA), kAttention, kNorms, kActivation, kLoss};
+  static constexpr Kernels table = {AURA_NAME(AURA_ISA), kAttention, kNorms, kActivation, kLoss, kRotary};
   return table;
 }
 

@@ -5,6 +5,7 @@
 #include "cpu/loss.h"
 #include "cpu/activation.h"
 #include "cpu/norms.h"
+#include "cpu/rotary.h"
 
 namespace aura {
 
@@ -14,6 +15,7 @@ struct Kernels {
   NormKernels norms;
   ActivationKernels activation;
   LossKernels loss;
+  RotaryKernels rotary;
 };
 
 namespace portable {

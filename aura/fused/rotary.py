@@ -1,0 +1,35 @@
+"""Rotary positions: what torch.compile and autograd need to know of csrc/ops_rotary.cpp."""
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.library import register_autograd, register_fake
+
+_ops = torch.ops.aura
+
+
+def rotary_packed(qkv, cosine, sine):
+    """q and k turned by the angles of their positions (Su et al. 2021, section 3.4.2), pairs made of the two halves of
+    a head; v as it is.
+
+    qkv: [B, T, 3, H, D] with D even; float32, bfloat16 (computed in float32) or float64; copied where its rows are not
+    evenly apart. cosine, sine: [T, D / 2], float32, or float64 for float64. Returns the same, contiguous.
+    """
+    return _ops.rotary(qkv, cosine, sine, False)
+
+
+@register_fake("aura::rotary")
+def _fake(qkv, cosine, sine, back):
+    return qkv.new_empty(qkv.shape)
+
+
+def _save(ctx, inputs, output):
+    _, cosine, sine, ctx.back = inputs
+    ctx.save_for_backward(cosine, sine)
+
+
+@once_differentiable
+def _backward(ctx, dy):
+    return _ops.rotary(dy, *ctx.saved_tensors, not ctx.back), None, None, None
+
+
+register_autograd("aura::rotary", _backward, setup_context=_save)

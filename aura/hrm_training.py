@@ -1,0 +1,161 @@
+"""What the HRM scripts share: arguments, the batch a preset asks for, the console, the run."""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from aura import cli, distributed, ops, optim, pretrain
+from aura.errors import EXIT_OK
+from aura.models import hrm
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of a model and the recipe that goes with them. batch_size: sequences per process and micro-batch; gpus: of
+    the machine the recipe was made for, whose sequences per step are kept on any other."""
+
+    config: hrm.HRMConfig
+    batch_size: int
+    grad_accum: int
+    gpus: int
+    lr: float
+    max_steps: int
+    warmup_ratio: float
+    grad_checkpointing: bool
+    ema: float = 0.999
+
+    @property
+    def effective_batch(self):
+        """Sequences per step."""
+        return self.batch_size * self.grad_accum * self.gpus
+
+
+def build_parser(prog, description, presets):
+    """The arguments of a script with these presets; the first is its default."""
+    parser = cli.Parser(prog=prog, description=description)
+    model = parser.add_argument_group("modelo")
+    model.add_argument("--preset", type=cli.choice(*presets), default=next(iter(presets)), help=", ".join(presets))
+    model.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
+    model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
+    model.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques de cada pila")
+    model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
+    model.add_argument("--n-ff", type=cli.number(int, low=1), help="ancho intermedio de SwiGLU")
+    model.add_argument("--h-cycles", type=cli.number(int, low=1), help="ciclos de la pila lenta, H")
+    model.add_argument("--l-cycles", type=cli.number(int, low=1), help="pasadas de la pila rápida, L, por ciclo")
+    model.add_argument("--segments", type=cli.number(int, low=1),
+                       help="segmentos por paso, con cabeza de parada si son más de uno")
+    model.add_argument("--ponder-price", type=cli.number(float, low=0), metavar="NATS",
+                       help="cuánta pérdida debe ahorrar un segmento más")
+    model.add_argument("--reinject", action=argparse.BooleanOptionalAction,
+                       help="suma de nuevo la entrada antes de cada pasada de L")
+    model.add_argument("--document-attention", action="store_true",
+                       help="un token solo ve su documento (si no, los separa el token de fin)")
+    model.add_argument("--grad-checkpointing", action=argparse.BooleanOptionalAction,
+                       help="recalcula las activaciones al retroceder: mucha menos memoria, más cálculo")
+    cli.add_data(parser)
+    cli.add_training(parser)
+    cli.add_logging(parser)
+    cli.add_checkpoints(parser, output="./hrm.pth")
+    cli.add_distributed(parser)
+    parser.alias("--dataset-name", "--dataset")
+    parser.set_defaults(ema=None)
+    return parser
+
+
+def complete(args, presets):
+    """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
+    vocabulary, which the data decides."""
+    preset = presets[args.preset]
+    values = {**dataclasses.asdict(preset.config), "lr": preset.lr, "warmup_ratio": preset.warmup_ratio,
+              "grad_checkpointing": preset.grad_checkpointing, "ema": preset.ema}
+    if args.epochs is None:
+        values["max_steps"] = preset.max_steps
+    for name, value in values.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+    config = hrm.HRMConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(hrm.HRMConfig)})
+    config.check()
+    return config
+
+
+def keep_effective_batch(args, preset, world_size, note):
+    """Decide --batch-size and --grad-accum: what was given wins; else they are what keeps the preset's sequences per
+    step on this number of processes."""
+    wanted = preset.effective_batch
+    args.batch_size = args.batch_size or max(1, min(preset.batch_size, wanted // world_size))
+    together = args.batch_size * world_size
+    if args.grad_accum is not None:
+        return
+    args.grad_accum = max(1, round(wanted / together))
+    if (args.batch_size, args.grad_accum) != (preset.batch_size, preset.grad_accum):
+        reached = args.grad_accum * together
+        note(f"Lote {args.batch_size} y acumulación {args.grad_accum}: cada paso tiene {reached} secuencias"
+             + (f", las del preset, pensado para {preset.gpus} GPU." if reached == wanted else
+                f", y no las {wanted} del preset, que no se pueden repartir así."))
+
+
+def announce(args, dist):
+    """The lines that say who trains and with what batch."""
+    gpus = dist.world_size if dist.device.type == "cuda" else 0
+    dist.print(f"World size: {dist.world_size}")
+    dist.print(f"Total de GPUs: {gpus}" + ("" if gpus else " (se entrena en la CPU)"))
+    dist.print(f"Backend: {dist.backend}")
+    dist.print(f"Batch size por {'GPU' if gpus else 'proceso'}: {args.batch_size}")
+    dist.print(f"Gradient accumulation steps: {args.grad_accum}")
+    dist.print(f"Effective batch size: {args.batch_size * args.grad_accum * dist.world_size}")
+
+
+def make_loss(eos_id, document_attention):
+    """loss(model, batch) -> (summed cross-entropy of each next token in nats, how many). batch: int64 [B, T + 1]."""
+
+    def loss(model, batch):
+        inputs, targets = batch[:, :-1], batch[:, 1:]
+        bounds = document_bounds(inputs, eos_id) if document_attention else None
+        return model(inputs, targets, cu_seqlens=bounds), targets.numel()
+
+    return loss
+
+
+def document_bounds(tokens, eos_id):
+    """int32 [documents + 1]: where documents begin in the flattened tokens [B, T], and the end. One begins with each
+    row and after each eos_id, which belongs to the document it ends."""
+    begins = tokens.roll(1, dims=1) == eos_id
+    begins[:, 0] = True
+    starts = begins.flatten().nonzero().squeeze(1)
+    return torch.cat([starts, starts.new_tensor([tokens.numel()])]).int()
+
+
+def run(prog, description, presets):
+    """Prepare, build, train; returns the exit code. presets: name -> Preset."""
+    args = build_parser(prog, description, presets).parse_args()
+    config = complete(args, presets)
+    with distributed.session(args) as dist:
+        pretrain.tune_allocator(dist.device)
+        if not args.prepare:
+            pretrain.check_places(args, dist)
+        data = pretrain.load_data(args, dist)
+        if args.prepare:
+            return EXIT_OK
+        keep_effective_batch(args, presets[args.preset], dist.world_size, dist.print)
+        announce(args, dist)
+        config = dataclasses.replace(config, vocab_size=data.vocab_size)
+        return train(args, dist, data, config)
+
+
+def train(args, dist, data, config):
+    """Build the model and train it; returns the exit code."""
+    pretrain.require_memory(config, dist.device)
+    ops.use(args.attention)
+    model = hrm.HRM(config).init_weights(args.seed).to(dist.device)
+    model.grad_checkpointing = args.grad_checkpointing
+    optimizer = optim.adamw(model, args.lr, args.weight_decay)
+
+    def schedule(step, steps):
+        model.bp_passes = hrm.bp_passes(step, steps)
+        return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
+                                   min_lr=args.min_lr_ratio * args.lr)
+
+    return pretrain.train(args, dist, data, config, model, optimizer, schedule,
+                          make_loss(data.load_tokenizer().eos_id, args.document_attention))

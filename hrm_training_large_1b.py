@@ -1,0 +1,30 @@
+"""Train HRM-Text1 of 993 M parameters: two transformer stacks that think in cycles about each token.
+
+    python hrm_training_large_1b.py --preset demo --dataset muestra            # two CPU cores: a rehearsal
+    python launch_distributed.py --script hrm_training_large_1b.py --gpus 8 -- --dataset spanish
+    torchrun --nproc_per_node=8 hrm_training_large_1b.py --dataset c4 --seq-len 2048 --batch-size 12
+    torchrun --nproc_per_node=8 hrm_training_large_1b.py --dataset c4 --fsdp    # cards of less memory
+    python -m aura.generate --checkpoint hrm.pth --prompt "En un lugar de la Mancha"
+
+Started by torchrun, srun or launch_distributed.py, each process finds its place by itself. Data, checkpoints and logs
+go to ./Data, ./checkpoints and ./logs; the same command goes on where it was stopped.
+Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an orderly stop.
+"""
+
+from aura import cli, hrm_training
+from aura.hrm_training import Preset
+from aura.models import hrm
+
+# 768 sequences of 1024 tokens a step, on eight GPUs as they are, on fewer with more accumulation. 24 sequences a GPU
+# need activation checkpointing; docs/hrm.md computes what they take without it.
+PRESETS = {
+    "1b": Preset(hrm.PRESETS["1b"], batch_size=24, grad_accum=4, gpus=8, lr=2.2e-4, max_steps=15_000,
+                 warmup_ratio=0.02, grad_checkpointing=True),
+    "demo": Preset(hrm.PRESETS["demo"], batch_size=8, grad_accum=1, gpus=1, lr=1e-3, max_steps=600,
+                   warmup_ratio=0.1, grad_checkpointing=True, ema=0.99),
+}
+
+DESCRIPTION = "Entrena HRM-Text1 de 1000 M de parámetros."
+
+if __name__ == "__main__":
+    cli.run(lambda: hrm_training.run("hrm_training_large_1b.py", DESCRIPTION, PRESETS))
