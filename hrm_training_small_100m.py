@@ -23,7 +23,11 @@ PRESETS = {
                    warmup_ratio=0.1, grad_checkpointing=False, ema=0.99),
 }
 
-DESCRIPTION = "Entrena HRM-Text1 de 100 M de parámetros."
+
+def build_parser():
+    """The arguments of this script."""
+    return hrm_training.make_parser("hrm_training_small_100m.py", "Entrena HRM-Text1 de 100 M de parámetros.", PRESETS)
+
 
 if __name__ == "__main__":
-    cli.run(lambda: hrm_training.run("hrm_training_small_100m.py", DESCRIPTION, PRESETS))
+    cli.run(lambda: hrm_training.run(build_parser(), PRESETS))

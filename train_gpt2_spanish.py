@@ -79,9 +79,9 @@ def main():
             return EXIT_OK
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        pretrain.require_memory(config, dist.device)
+        pretrain.require_memory(config, dist.device, dist.shards)
         ops.use(args.attention)
-        model = gpt.GPT(config).init_weights(args.seed).to(dist.device)
+        model = gpt.GPT(config).init_weights(args.seed).to(dist.build_device)
         optimizer = optim.adamw(model, args.lr, args.weight_decay)
 
         def schedule(step, steps):

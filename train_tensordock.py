@@ -171,7 +171,7 @@ def job_of(args, config, card):
     """What the arguments, once complete, ask of a device."""
     fused = card.type == "cpu" and args.attention in ("auto", "fused")
     return plan.Job(config, args.batch_size, args.grad_accum, args.grad_checkpointing, card.precision, args.optimizer,
-                    card.type, fused)
+                    card.type, fused, args.ema > 0)
 
 
 def choose_preset(args, card):

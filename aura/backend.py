@@ -165,6 +165,12 @@ def device_name(device):
     return platform.processor() or platform.machine()
 
 
+def wait(device):
+    """Until everything queued on a CUDA device is done; a CPU queues nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def peak_memory(device):
     """Most bytes this process has had: allocated on a CUDA device, resident (getrusage(2)) on a CPU; 0 on Windows."""
     if device.type == "cuda":

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import torch
 
+from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError
 from aura.files import atomic_write, explain, remove_partials, set_aside
+from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 
@@ -137,11 +139,12 @@ class _HostCopy:
     def take(self, tree, place=()):
         """`tree` with every tensor replaced by its copy, and nothing weights_only would refuse."""
         if isinstance(tree, torch.Tensor):
+            tree = whole(tree.detach())
             buffer = self.buffers.get(place)
             if buffer is None or buffer.shape != tree.shape or buffer.dtype != tree.dtype:
                 buffer = torch.empty(tree.shape, dtype=tree.dtype, pin_memory=tree.is_cuda)
                 self.buffers[place] = buffer
-            return buffer.copy_(tree.detach())
+            return buffer.copy_(tree)
         if isinstance(tree, dict):
             return {key: self.take(part, (*place, key)) for key, part in tree.items()}
         if isinstance(tree, list | tuple):
@@ -183,9 +186,10 @@ class Checkpointer:
         name = self.names.interrupted if interrupted else self.names.regular
         path = path_of(self.directory, step, name)
         if not self.dist.main:
+            collect(state, self.dist)
             self.last = str(path)
         elif self.host is None or interrupted:
-            self._write(path, {**self.constants, **cpu_copy(state)})
+            self._write(path, {**self.constants, **collect(state, self.dist)})
             self.poll()
         else:
             self._write_behind(path, state)
@@ -195,6 +199,11 @@ class Checkpointer:
         try:
             copied = self.host.take(state)
         except RuntimeError as problem:  # what torch raises when there is no room
+            if is_communication_error(problem):
+                raise
+            if self.dist.sharded:  # the other ranks have given their parts and will not do so again
+                raise TrainingFault("en la memoria del proceso 0 no cabe una copia del estado entero "
+                                    f"({str(problem).splitlines()[0][:80]})") from problem
             self.dist.print(f"Aviso: no cabe una copia del estado en la memoria ({str(problem).splitlines()[0][:80]}): "
                             "el entrenamiento esperará a que se guarde cada punto de control.")
             self.host = None
@@ -245,8 +254,9 @@ class Checkpointer:
         self.settle()
         return f"último punto de control: {self.last}" if self.last else "todavía no había ningún punto de control"
 
-    def load(self, resume="auto"):
+    def load(self, resume="auto", keep=None):
         """The state to resume from, received by every rank, or None. resume: 'auto' (newest that verifies) or a path.
+        keep: what a rank keeps of each tensor, as Session.broadcast_tree takes it.
 
         Raises UserError for a path that does not exist or is damaged.
         """
@@ -257,7 +267,7 @@ class Checkpointer:
         path = self.dist.broadcast_tree(str(path) if path else None)
         if path is None:
             return None
-        state = self.dist.broadcast_tree(read(path) if self.dist.main else None)
+        state = self.dist.broadcast_tree(read(path) if self.dist.main else None, keep)
         self.last = path
         return state
 
@@ -293,10 +303,22 @@ def state_bytes(model, optimizer_states=2):
     return weights * (1 + optimizer_states)
 
 
+def collect(tree, dist):
+    """cpu_copy of a state on rank 0, whole, one tensor after another; None on the others, which give their shards."""
+    if dist.main:
+        return cpu_copy(tree)
+    if isinstance(tree, torch.Tensor):
+        whole(tree.detach())
+    elif isinstance(tree, dict | list | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            collect(part, dist)
+    return None
+
+
 def cpu_copy(tree):
     """A nested structure with its tensors detached and on the CPU, and nothing weights_only would refuse."""
     if isinstance(tree, torch.Tensor):
-        return tree.detach().cpu()
+        return whole(tree.detach()).cpu()
     if isinstance(tree, dict):
         return {key: cpu_copy(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):

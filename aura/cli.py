@@ -175,6 +175,9 @@ def add_distributed(parser):
                        help="entrena con todos los procesos lanzados por torchrun, srun o a mano")
     group.add_argument("--backend", type=choice("auto", "nccl", "gloo"), default="auto",
                        help="auto, nccl o gloo; auto: NCCL con GPU, gloo sin ella; si NCCL no funciona, todos a gloo")
+    group.add_argument("--fsdp", action="store_true",
+                       help="reparte pesos, gradientes y optimizador entre los procesos, para modelos que no caben en "
+                            "una GPU (con GPU necesita NCCL); con un solo proceso no cambia nada")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")
@@ -223,6 +226,9 @@ def add_training(parser):
     group.add_argument("--warmup-ratio", type=number(float, low=0, high=1),
                        help="parte de los pasos en que la tasa sube")
     group.add_argument("--grad-clip", type=number(float, low=0), default=1.0, help="norma máxima; 0: sin límite")
+    group.add_argument("--ema", type=number(float, low=0, high=0.999999), default=0.0, metavar="DECAY",
+                       help="valida y guarda la media móvil de los pesos, de la que cada paso conserva esta parte (p. "
+                            "ej. 0.999; 4 bytes más por parámetro); 0: sin media")
     group.add_argument("--precision", type=choice("auto", "bf16", "fp16", "fp32"), default="auto",
                        help="auto, bf16, fp16 o fp32; auto: bf16 o fp16 con GPU, fp32 en CPU")
     group.add_argument("--attention", type=choice("auto", "fused", "sdpa", "reference"), default="auto",

@@ -26,9 +26,15 @@ HEAD_LINES = 2000  # looked at to tell running text from one document a line; CH
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 DAMAGE_LIMIT = 0.01
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
-# Repositories in Parquet: `datasets` 4 and later no longer runs loading scripts, which the first OSCAR needs.
-HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.es"), "oscar": ("oscar-corpus/mOSCAR", "spa_Latn")}
+# Repositories in Parquet or JSON: `datasets` 4 and later no longer runs loading scripts, which the first OSCAR needs.
+HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.es"), "oscar": ("oscar-corpus/mOSCAR", "spa_Latn"),
+       "c4": ("allenai/c4", "en"), "spanish": ("allenai/c4", "es")}
+HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")  # owner/name or owner/name:configuration
 HUB_DEFAULT_TOKENS = 100_000_000
+# Where reading begins: how many documents come before it, and the last line start before it, where a file can be
+# opened (file, byte offset in its decompressed content, its lines so far), with the documents, lines and bad lines
+# before that.
+START = {"document": 0, "file": 0, "offset": 0, "line": 0, "first": 0, "lines": 0, "bad": 0}
 
 
 @dataclass
@@ -78,6 +84,13 @@ class Corpus:
                     total.update(part)
         return total.hexdigest()
 
+    def fingerprint(self) -> str:
+        """SHA-256 over what tells this source from others without reading it: names and sizes of the files wherever
+        they lie, the sample's seed and size, the repository."""
+        known = {key: value for key, value in self.source.items() if key != "modified_ns"}
+        known["files"] = [Path(file).name for file in self.source.get("files", [])]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode("utf-8")).hexdigest()
+
     def changed(self) -> bool:
         """Whether the files are no longer what they were when this corpus was opened."""
         if self.source["kind"] != "ficheros":
@@ -87,32 +100,61 @@ class Corpus:
 
     def documents(self) -> Iterator[str]:
         """Yield the documents as str, in the same order each time. Raises UserError for what cannot be read."""
-        self.progress, self.damage = 0, Damage()
-        if self.source["kind"] == "muestra":
-            yield from muestra.documents(self.source["seed"], self.source["bytes"])
-        elif self.source["kind"] == "hub":
-            yield from _hub_documents(self.source)
-        else:
-            for path in map(Path, self.source["files"]):
-                yield from _file_documents(path, self)
-                self.damage.check(path)
+        for document, _ in self.placed():
+            yield document
+
+    def placed(self, place=None, rank=0, world_size=1) -> Iterator[tuple[str, dict]]:
+        """Yield (document, place after it) for one rank's share, in the same order each time, from `place` on.
+
+        The shares of all ranks are disjoint and together the whole. A place is JSON-able and belongs to its rank and
+        world size; one of files or of the sample may be continued under others, whose shares it then cuts. place: None
+        for the beginning. Raises UserError for what cannot be read.
+        """
+        if self.source["kind"] == "hub":
+            yield from _hub_documents(self.source, place, rank, world_size)
+            return
+        numbered = self._sample_documents if self.source["kind"] == "muestra" else self._all_documents
+        place = place or START
+        for document, after in numbered(place):
+            if after["document"] > place["document"] and (after["document"] - 1) % world_size == rank:
+                yield document, after
+
+    def _sample_documents(self, _):
+        for number, document in enumerate(muestra.documents(self.source["seed"], self.source["bytes"]), 1):
+            yield document, {**START, "document": number}
+
+    def _all_documents(self, place):
+        """Every document of the files from the line that `place` names on, with the place after it."""
+        number, at = place["first"], place
+        damage = self.damage = Damage(at["lines"], at["bad"])  # this reading's own: two may be under way
+        self.progress = sum(self.source["bytes"][:at["file"]])
+        for file, path in itertools.islice(enumerate(map(Path, self.source["files"])), at["file"], None):
+            for document, line_start in _file_documents(path, self, damage, at["offset"], at["line"]):
+                number += 1
+                if line_start:
+                    at = _line_start(number, file, *line_start, damage)
+                yield document, {**at, "document": number}
+            damage.check(path)
+            at = _line_start(number, file + 1, 0, 0, damage)
 
 
-def open_corpus(name, seed=0, max_tokens=None):
-    """The Corpus called `name`: 'muestra', a Hub corpus of HUB, or a path to a file or folder.
+def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):
+    """The Corpus called `name`: 'muestra', one of HUB, a path to a file or folder, or owner/name[:configuration] on the
+    Hub. flag: the argument that error messages name.
 
     Raises UserError when there is no such file or nothing readable in the folder.
     """
     if name == SAMPLE_NAME:
         size = SAMPLE_BYTES if max_tokens is None else max(SAMPLE_BYTES, 8 * max_tokens)
         return Corpus(name, {"kind": "muestra", "seed": seed, "bytes": size}, size)
-    if name in HUB:
-        repository, configuration = HUB[name]
-        return Corpus(name, {"kind": "hub", "repository": repository, "configuration": configuration})
     path = Path(name).expanduser()
+    on_hub = None if path.parent.is_dir() else HUB_NAME.fullmatch(name)  # a slip in a path must not wait for the Hub
+    if name in HUB or on_hub:
+        repository, configuration = HUB.get(name) or on_hub.groups()
+        return Corpus(_plain_name(name), {"kind": "hub", "repository": repository, "configuration": configuration})
     if not path.exists():
-        raise UserError(f"--dataset-name {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)} o la ruta de un "
-                        ".txt, un .jsonl (también .gz) o una carpeta")
+        raise UserError(f"{flag} {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
+                        "propietario/nombre, o la ruta de un .txt, un .jsonl (también .gz) o una carpeta")
     files = _files_below(path)
     source = {"kind": "ficheros", **_state_of([file.resolve() for file in files])}
     return Corpus(_folder_name(path), source, sum(source["bytes"]))
@@ -129,7 +171,11 @@ def _folder_name(path):
     stem = path.resolve().name
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         stem = stem.removesuffix(suffix)
-    return re.sub(r"[^\w.-]+", "_", stem).strip("._") or "corpus"
+    return _plain_name(stem)
+
+
+def _plain_name(name):
+    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "corpus"
 
 
 def _files_below(path):
@@ -144,15 +190,23 @@ def _files_below(path):
     return files
 
 
-def _file_documents(path, corpus):
-    plain = path.name.removesuffix(".gz")
+def _line_start(documents, file, offset, line, damage):
+    return {"document": documents, "file": file, "offset": offset, "line": line, "first": documents,
+            "lines": damage.lines, "bad": damage.bad}
+
+
+def _file_documents(path, corpus, damage, offset, line):
+    """Yield (document, start of the next line) from byte `offset`, which `line` lines precede, on.
+
+    The start is (byte offset, lines before it), or None where a document ends within a line.
+    """
+    records = path.name.removesuffix(".gz").endswith(".jsonl")
     try:
         with open(path, "rb") as raw, (gzip.open(raw) if path.name.endswith(".gz") else raw) as file:
-            lines = _tell_progress(_lines(file, path, corpus.damage, whole=plain.endswith(".jsonl")), raw, corpus)
-            if plain.endswith(".jsonl"):
-                yield from _json_documents(lines, path, corpus.damage)
-            else:
-                yield from _text_documents(lines)
+            split = _json_documents if records else _text_splitter(_lines(file, path, Damage(), whole=False))
+            file.seek(offset)
+            lines = _lines(file, path, damage, records, offset, line)
+            yield from split(_tell_progress(lines, raw, corpus), path, damage)
             corpus.progress += path.stat().st_size
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise UserError(f"{str(path)!r}: el gzip está dañado o incompleto ({problem}); vuelva a descargarlo"
@@ -170,15 +224,18 @@ def _tell_progress(lines, raw, corpus):
     corpus.progress = start
 
 
-def _lines(file, path, damage, whole):
-    """Yield (number, text) for each line; bytes that are not UTF-8 become U+FFFD and their line is counted as bad.
+def _lines(file, path, damage, whole, offset=0, number=0):
+    """Yield (number, text, start of the next line as (byte offset, number) or None) for each line; bytes that are not
+    UTF-8 become U+FFFD and their line is counted as bad.
 
-    whole: lines must not be split (JSON records); otherwise very long ones come in pieces of CHUNK_BYTES.
+    whole: lines must not be split (JSON records); otherwise very long ones come in pieces of CHUNK_BYTES, each but the
+    last without a start. offset, number: where `file` stands, and the lines before.
     """
     limit = RECORD_BYTES_MAX if whole else CHUNK_BYTES
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    number, fresh, damaged = 0, True, False
+    fresh, damaged = True, False
     while raw := file.readline(limit):
+        offset += len(raw)
         if fresh:
             number, damaged = number + 1, False
             damage.lines += 1
@@ -196,14 +253,14 @@ def _lines(file, path, damage, whole):
             if not damaged:
                 damage.add(path, number, "no es UTF-8 válido")
                 damaged = True
-        yield number, text.replace("\r\n", "\n")
+        yield number, text.replace("\r\n", "\n"), (offset, number) if fresh else None
     if decoder.getstate()[0]:  # the file ends in the middle of a character
         damage.add(path, number, "no es UTF-8 válido")
-        yield number, "\ufffd"
+        yield number, "\ufffd", None
 
 
 def _json_documents(lines, path, damage):
-    for number, line in lines:
+    for number, line, after in lines:
         if not line.strip():
             continue
         try:
@@ -217,55 +274,54 @@ def _json_documents(lines, path, damage):
             damage.add(path, number, "el texto contiene medio carácter (sustituto suelto)")
         else:
             if text.strip():
-                yield text
+                yield text, after
 
 
-def _text_documents(lines):
+def _text_splitter(lines):
     """One document a line, or running text cut at blank lines: told apart by the first pieces of the file."""
     head, size = [], 0
-    for line in itertools.islice(lines, HEAD_LINES):
-        head.append(line)
-        size += len(line[1])
+    for _, text, _ in itertools.islice(lines, HEAD_LINES):
+        head.append(text)
+        size += len(text)
         if size > CHUNK_BYTES:
             break
-    lengths = [len(text) for _, text in head if text.strip()]
-    blank = any(not text.strip() for _, text in head[:-1])
-    lines = itertools.chain(head, lines)
-    if len(lengths) > 1 and not blank and statistics.median(lengths) >= LINE_PER_DOCUMENT:
-        yield from _line_documents(lines)
-    else:
-        yield from _running_documents(lines)
+    lengths = [len(text) for text in head if text.strip()]
+    blank = any(not text.strip() for text in head[:-1])
+    one_a_line = len(lengths) > 1 and not blank and statistics.median(lengths) >= LINE_PER_DOCUMENT
+    return _line_documents if one_a_line else _running_documents
 
 
-def _line_documents(lines):
+def _line_documents(lines, path, damage):
     parts = []
-    for _, text in lines:
+    for _, text, after in lines:
         parts.append(text.rstrip("\n"))
         if text.endswith("\n") or sum(map(len, parts)) > DOCUMENT_BYTES_MAX:
             if any(part.strip() for part in parts):
-                yield "".join(parts)
+                yield "".join(parts), after
             parts = []
     if any(part.strip() for part in parts):
-        yield "".join(parts)
+        yield "".join(parts), None
 
 
-def _running_documents(lines):
+def _running_documents(lines, path, damage):
     parts, size = [], 0
-    for _, text in lines:
+    for _, text, after in lines:
         if parts or text.strip():
             parts.append(text)
             size += len(text)
         if size >= (DOCUMENT_BYTES_MAX if text.strip() else DOCUMENT_BYTES):
-            yield "".join(parts).rstrip("\n")
+            yield "".join(parts).rstrip("\n"), after
             parts, size = [], 0
     rest = "".join(parts).rstrip("\n")
     if rest.strip():
-        yield rest
+        yield rest, None
 
 
-def _hub_documents(source):
+def _hub_documents(source, place, rank, world_size):
+    """Yield (document, place) of a repository on the Hub; the place is the state of its IterableDataset."""
     try:
         import datasets
+        from datasets.distributed import split_dataset_by_node
     except ImportError as problem:
         raise UserError("para leer corpus de Hugging Face falta el paquete «datasets»: instálelo con "
                         "`pip install datasets`, o dé la ruta de un fichero de texto") from problem
@@ -273,13 +329,22 @@ def _hub_documents(source):
     where = source["repository"]
     try:
         rows = datasets.load_dataset(where, source["configuration"], split="train", streaming=True)
+        rows = split_dataset_by_node(rows, rank, world_size)
+        if place:
+            rows.load_state_dict(place)
         for row in rows:
-            text = row["text"]
+            if "text" not in row:
+                raise UserError(f"{where!r} de Hugging Face no tiene la columna «text»; sus columnas son "
+                                f"{', '.join(row)}: use otro corpus, o expórtelo a un .jsonl con esa clave")
+            text = row["text"] or ""
             if not isinstance(text, str):  # mOSCAR: the paragraphs of a page, each {"text": ...}
                 text = "\n".join(part["text"] if isinstance(part, dict) else part for part in text)
             if text.strip():
-                yield text
+                yield text, rows.state_dict()
+    except UserError:
+        raise
     except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
-        line = (str(problem).strip().splitlines() or [""])[0]
-        raise UserError(f"no se puede leer {where!r} de Hugging Face ({type(problem).__name__}: {line[:160]}): "
-                        "compruebe la conexión, o dé la ruta de un fichero de texto") from problem
+        line = " ".join(str(problem).split())  # which configurations there are comes after the first line
+        raise UserError(f"no se puede leer {where!r} de Hugging Face ({type(problem).__name__}: {line[:240]}): "
+                        "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
+                        "dé la ruta de un fichero de texto") from problem

@@ -144,7 +144,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
             tokenizer = tokenizers.train(_sample(corpus), vocab_size, note)
         if not tokenizer.lossless:
             note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o normaliza).")
-        meta = _encode(corpus, partial, tokenizer, _validation_threshold(corpus, val_fraction), max_tokens,
+        meta = _encode(corpus, partial, tokenizer, validation_threshold(corpus, val_fraction), max_tokens,
                        threads, note)
         meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": time.time(), "command": sys.argv,
                  "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
@@ -197,12 +197,12 @@ def put_in_place(partial, final):
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _share(document):
+def document_share(document):
     """A number in [0, 1) that depends on the text alone, so that equal documents fall on the same side."""
     return int.from_bytes(hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest(), "big") / 2**64
 
 
-def _validation_threshold(corpus, fraction):
+def validation_threshold(corpus, fraction):
     """Documents whose share lies below this go to validation. In a small corpus at least one document does, and at
     least one does not."""
     size = corpus.total_bytes
@@ -210,7 +210,7 @@ def _validation_threshold(corpus, fraction):
         fraction = min(0.05, max(0.001, VALIDATION_BYTES / size)) if size else 0.002
     if fraction == 0 or size is None or size > SMALL_CORPUS_BYTES:
         return fraction
-    shares = sorted({_share(document) for document in corpus.documents()})
+    shares = sorted({document_share(document) for document in corpus.documents()})
     if len(shares) < 2:
         return 0.0
     return min(max(fraction, np.nextafter(shares[0], 1)), shares[-1])
@@ -228,7 +228,8 @@ def _sample(corpus):
             yield document
 
 
-def _batches(documents):
+def batches(documents):
+    """Lists of neighbouring documents of about BATCH_CHARACTERS together, to be tokenised by all cores at once."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
@@ -247,11 +248,11 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
     total = 0
     progress = _Progress(corpus, max_tokens, note)
     with progress.bar:
-        for batch in _batches(corpus.documents()):
+        for batch in batches(corpus.documents()):
             for document, ids in zip(batch, tokenizer.encode_batch(batch, threads), strict=True):
                 ids.append(tokenizer.eos_id)
                 room = len(ids) if max_tokens is None else max(0, min(len(ids), max_tokens - total))
-                split = "val" if _share(document) < threshold else "train"
+                split = "val" if document_share(document) < threshold else "train"
                 writers[split].write(np.asarray(ids[:room], dtype=np.int64))
                 counts[split]["documents"] += 1
                 counts[split]["bytes"] += len(document.encode("utf-8"))

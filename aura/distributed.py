@@ -22,7 +22,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import placement
+from aura import placement, sharding
 from aura.errors import PeerLost, TrainingFault, UserError
 
 POLL_SECONDS = 0.2
@@ -31,7 +31,8 @@ FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that t
 
 @dataclass
 class Session:
-    """What a script needs to know about its group. `fallback` is the reason for leaving NCCL, else None."""
+    """What a script needs to know about its group. `fallback` is the reason for leaving NCCL, else None. `shards`: into
+    how many parts the model is cut, 1 when each process holds all of it."""
 
     rank: int = 0
     local_rank: int = 0
@@ -40,8 +41,11 @@ class Session:
     backend: str = "ninguno"
     fallback: str | None = None
     timeout: float = 600.0
+    shards: int = 1
     store: object = None
     control: object = None  # a gloo group for objects and CPU tensors, whatever carries the gradients
+    silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
+    mesh: object = None  # the group as shards know it
 
     @property
     def main(self):
@@ -52,6 +56,16 @@ class Session:
     def grouped(self):
         """Whether there is a process group at all."""
         return self.store is not None
+
+    @property
+    def sharded(self):
+        """Whether a forward pass takes all ranks, each of which holds a part of the weights."""
+        return self.shards > 1
+
+    @property
+    def build_device(self):
+        """Where to build a model: whole it may have no room on the device."""
+        return torch.device("cpu") if self.sharded else self.device
 
     def print(self, *words):
         """Print on rank 0 only."""
@@ -83,34 +97,39 @@ class Session:
         c10d.all_gather_object(values, value, group=self.control)
         return values
 
-    def broadcast_tree(self, tree):
+    def broadcast_tree(self, tree, keep=None):
         """Rank 0's nested dicts, lists and tuples of CPU tensors and plain values, on every rank.
 
         Tensors travel one at a time, so no rank holds the tree twice. The argument is ignored on other ranks.
+        keep(place, tensor) -> what this rank keeps of a tensor; place: the keys that lead to it.
         """
         if not self.grouped:
             return tree
         box = [_skeleton(tree) if self.main else None]
         c10d.broadcast_object_list(box, src=0, group=self.control)
-        return self._fill(box[0], tree if self.main else None)
+        return self._fill(box[0], tree if self.main else None, keep or (lambda place, tensor: tensor))
 
-    def _fill(self, shape, tree):
+    def _fill(self, shape, tree, keep, place=()):
+        def part(key):
+            return self._fill(shape[key], tree[key] if self.main else None, keep, (*place, key))
+
         if isinstance(shape, _TensorShape):
             tensor = tree.contiguous() if self.main else torch.empty(shape.size, dtype=shape.dtype)
             if tensor.numel():
                 c10d.broadcast(tensor.reshape(-1).view(torch.uint8), src=0, group=self.control)
-            return tensor
+            return keep(place, tensor)
         if isinstance(shape, dict):
-            return {key: self._fill(part, tree[key] if self.main else None) for key, part in shape.items()}
+            return {key: part(key) for key in shape}
         if isinstance(shape, list | tuple):
-            return type(shape)(self._fill(part, tree[i] if self.main else None) for i, part in enumerate(shape))
+            return type(shape)(part(number) for number in range(len(shape)))
         return shape
 
     def broadcast_weights(self, module):
-        """Send rank 0's parameters and buffers to every process, in place."""
+        """Send rank 0's parameters and buffers to every process, in place; shards, which nobody else has, stay."""
         if self.grouped:
             for tensor in module.state_dict().values():
-                c10d.broadcast(tensor, src=0)
+                if not sharding.is_shard(tensor):
+                    c10d.broadcast(tensor, src=0, group=self.control if tensor.device.type == "cpu" else None)
 
     def run_on_main(self, work):
         """Run `work()` on rank 0 alone, however long it takes, and return its JSON-able result on every rank.
@@ -168,11 +187,17 @@ class Session:
                 time.sleep(POLL_SECONDS)
         except RuntimeError:  # the store itself is out of reach, and it lives on rank 0's machine
             silent = [0]
+        self.silent = silent
         return f"; no contestan los rangos {', '.join(map(str, silent))}" if silent else ""
 
+    def shard(self, module, optimizer, dtype=None):
+        """Cut `module` over the ranks when that was asked for (see sharding.shard); before anything is loaded."""
+        if self.sharded:
+            sharding.shard(module, optimizer, self, dtype)
+
     def wrap(self, module):
-        """`module` under DistributedDataParallel, or itself when there is no group."""
-        if not self.grouped:
+        """`module` under DistributedDataParallel, or itself when there is no group or it is cut."""
+        if not self.grouped or self.sharded:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
         return torch.nn.parallel.DistributedDataParallel(
@@ -199,12 +224,13 @@ def _skeleton(tree):
 def session(args):
     """Yield this process's Session; the group is closed and the environment restored on any exit.
 
-    args: namespace with backend, dist_timeout and the placement flags (see cli.add_distributed).
+    args: namespace with backend, dist_timeout and the placement flags (see cli.add_distributed), and perhaps fsdp.
     Raises UserError for a bad or unreachable address and TrainingFault, naming who is missing, when others do not come
     or leave in the middle.
     """
     place = placement.find(args)
-    dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout)
+    dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout,
+                   shards=place.world_size if getattr(args, "fsdp", False) else 1)
     if not place.grouped:
         dist.device = backends.local_device(place.local_rank)
         yield dist
@@ -216,6 +242,7 @@ def session(args):
             _start_group(dist, place, args.backend)
             yield dist
     finally:
+        sharding.release(dist.mesh)
         if c10d.is_initialized():
             c10d.destroy_process_group()
             if sys.exc_info()[0] is not None:
@@ -229,7 +256,7 @@ def _say_farewell(dist):
     with contextlib.suppress(RuntimeError):
         dist.store.set(f"left/{dist.rank}", "1")
         deadline = time.monotonic() + FAREWELL_SECONDS
-        keys = [f"left/{rank}" for rank in range(dist.world_size)]
+        keys = [f"left/{rank}" for rank in range(dist.world_size) if rank not in dist.silent]
         while dist.main and time.monotonic() < deadline and not dist.store.check(keys):
             time.sleep(POLL_SECONDS)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from aura import cli, distributed, ops, optim, pretrain
-from aura.errors import EXIT_OK
+from aura import cli, corpus, distributed, ops, optim, pretrain, scaling, stream
+from aura.errors import EXIT_OK, UserError
 from aura.models import hrm
 
 
@@ -32,7 +32,7 @@ class Preset:
         return self.batch_size * self.grad_accum * self.gpus
 
 
-def build_parser(prog, description, presets):
+def make_parser(prog, description, presets):
     """The arguments of a script with these presets; the first is its default."""
     parser = cli.Parser(prog=prog, description=description)
     model = parser.add_argument_group("modelo")
@@ -55,11 +55,16 @@ def build_parser(prog, description, presets):
     model.add_argument("--grad-checkpointing", action=argparse.BooleanOptionalAction,
                        help="recalcula las activaciones al retroceder: mucha menos memoria, más cálculo")
     cli.add_data(parser)
+    parser.add_argument("--stream", action=argparse.BooleanOptionalAction,
+                        help="lee y pasa a tokens el texto según se entrena (por defecto: solo el del Hub)")
     cli.add_training(parser)
     cli.add_logging(parser)
     cli.add_checkpoints(parser, output="./hrm.pth")
     cli.add_distributed(parser)
     parser.alias("--dataset-name", "--dataset")
+    parser.add_argument("--benchmark", action="store_true",
+                        help="mide el rendimiento y lo que cuesta comunicarse, y termina; hágalo con un proceso y con "
+                             "varios, y el entrenamiento dirá la eficiencia")
     parser.set_defaults(ema=None)
     return parser
 
@@ -80,6 +85,22 @@ def complete(args, presets):
     return config
 
 
+def load_data(args, dist):
+    """The prepared Dataset or, with --stream, what reads the text as the model trains."""
+    if args.stream is not False and args.dataset_name is not None:
+        found = corpus.open_corpus(args.dataset_name, flag="--dataset")
+        args.stream = args.stream or found.source["kind"] == "hub" and not args.prepare
+        if args.stream and args.epochs:
+            raise UserError(f"--epochs {args.epochs}: de un texto que se lee según se entrena no se sabe cuánto dura "
+                            "una época; use --max-steps, o --no-stream para prepararlo antes")
+        if args.stream:
+            return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size,
+                                      tokenizer_path=args.tokenizer, val_fraction=args.val_fraction)
+    elif args.stream:
+        raise UserError("--stream necesita --dataset: c4, spanish, propietario/nombre del Hub, o la ruta de un texto")
+    return pretrain.load_data(args, dist)
+
+
 def keep_effective_batch(args, preset, world_size, note):
     """Decide --batch-size and --grad-accum: what was given wins; else they are what keeps the preset's sequences per
     step on this number of processes."""
@@ -96,15 +117,19 @@ def keep_effective_batch(args, preset, world_size, note):
                 f", y no las {wanted} del preset, que no se pueden repartir así."))
 
 
-def announce(args, dist):
-    """The lines that say who trains and with what batch."""
+def announce(args, dist, data):
+    """The lines that say who trains, with what batch and for how long."""
     gpus = dist.world_size if dist.device.type == "cuda" else 0
     dist.print(f"World size: {dist.world_size}")
     dist.print(f"Total de GPUs: {gpus}" + ("" if gpus else " (se entrena en la CPU)"))
     dist.print(f"Backend: {dist.backend}")
     dist.print(f"Batch size por {'GPU' if gpus else 'proceso'}: {args.batch_size}")
     dist.print(f"Gradient accumulation steps: {args.grad_accum}")
-    dist.print(f"Effective batch size: {args.batch_size * args.grad_accum * dist.world_size}")
+    together = args.batch_size * args.grad_accum * dist.world_size
+    dist.print(f"Effective batch size: {together}")
+    per_epoch = None if args.stream else (data.tokens("train") - 1) // args.seq_len // together
+    dist.print(f"Total training steps: {args.max_steps or args.epochs * per_epoch}")
+    dist.print(f"Steps por época: {'no se sabe, el texto se lee según se entrena' if args.stream else per_epoch}")
 
 
 def make_loss(eos_id, document_attention):
@@ -127,35 +152,42 @@ def document_bounds(tokens, eos_id):
     return torch.cat([starts, starts.new_tensor([tokens.numel()])]).int()
 
 
-def run(prog, description, presets):
-    """Prepare, build, train; returns the exit code. presets: name -> Preset."""
-    args = build_parser(prog, description, presets).parse_args()
+def run(parser, presets):
+    """Prepare, build, train; returns the exit code. parser: of make_parser. presets: name -> Preset."""
+    args = parser.parse_args()
     config = complete(args, presets)
     with distributed.session(args) as dist:
         pretrain.tune_allocator(dist.device)
         if not args.prepare:
             pretrain.check_places(args, dist)
-        data = pretrain.load_data(args, dist)
+        data = load_data(args, dist)
         if args.prepare:
             return EXIT_OK
         keep_effective_batch(args, presets[args.preset], dist.world_size, dist.print)
-        announce(args, dist)
+        announce(args, dist, data)
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         return train(args, dist, data, config)
 
 
 def train(args, dist, data, config):
     """Build the model and train it; returns the exit code."""
-    pretrain.require_memory(config, dist.device)
+    pretrain.require_memory(config, dist.device, dist.shards)
     ops.use(args.attention)
-    model = hrm.HRM(config).init_weights(args.seed).to(dist.device)
+    model = hrm.HRM(config).init_weights(args.seed).to(dist.build_device)
     model.grad_checkpointing = args.grad_checkpointing
+    loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)
+    if args.benchmark:
+        precision = pretrain.choose_precision(args.precision, dist.device)
+        scaling.benchmark(args, dist, pretrain.make_loaders(args, dist, data)[0], precision, config, model, loss)
+        return EXIT_OK
     optimizer = optim.adamw(model, args.lr, args.weight_decay)
 
     def schedule(step, steps):
-        model.bp_passes = hrm.bp_passes(step, steps)
         return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
                                    min_lr=args.min_lr_ratio * args.lr)
 
-    return pretrain.train(args, dist, data, config, model, optimizer, schedule,
-                          make_loss(data.load_tokenizer().eos_id, args.document_attention))
+    def begin_step(step, steps):
+        model.bp_passes = hrm.bp_passes(step, steps)
+
+    return pretrain.train(args, dist, data, config, model, optimizer, schedule, loss, begin_step=begin_step,
+                          measured=scaling.recorded(args, config, dist.device))

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from aura import backend
+from aura import backend, sharding
 from aura.distributed import is_communication_error
+from aura.ema import Average
 from aura.errors import PeerLost, TrainingFault, UserError
 from aura.files import explain
 from aura.signals import orderly_stop
@@ -73,17 +74,20 @@ def step_seed(seed, step, rank):
 
 
 def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, policy, dist, precision, *,
-          progress=None, evaluate=None, sample=None, reinitialise=None):
+          progress=None, average=None, begin_step=None, evaluate=None, sample=None, reinitialise=None):
     """Train `model` until policy.max_steps or until a signal asks every rank to stop.
 
-    model: the module, wrapped by dist.wrap or not. loss_fn(model, batch) -> (sum of the losses of the tokens that
-    count, how many count), both on the device or plain. schedule(step) -> learning rate. evaluate() -> dict of
-    metrics, on all ranks. sample(step) -> None. reinitialise(): fresh weights, for a NaN before any checkpoint.
+    model: the module, cut by dist.shard, wrapped by dist.wrap, or neither. loss_fn(model, batch) -> (sum of the losses
+    of the tokens that count, how many count), both on the device or plain. schedule(step) -> learning rate.
+    average: an ema.Average of the weights, which evaluate and sample then see. begin_step(step): called before each
+    step with its 0-based number. evaluate() -> dict of metrics, on all ranks. sample(step) -> None, on all ranks.
+    reinitialise(): fresh weights, for a NaN before any checkpoint.
     Returns (Progress, number of the signal that ended the run or 0).
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, a rank is lost or nothing can be saved.
     """
     progress = progress or Progress()
     module = plain(model)
+    average = average or Average(module)
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist):
         stop, stalled = 0, 0.0
         while progress.step < policy.max_steps and not stop:
@@ -93,11 +97,13 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             for group in optimizer.param_groups:
                 group["lr"] = lr
             torch.manual_seed(step_seed(policy.seed, progress.step, dist.rank))
+            if begin_step is not None:
+                begin_step(progress.step)
             model.train()
             loss, count = _accumulate(model, loss_fn, loader, policy, precision)
             precision.scaler.unscale_(optimizer)
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
+            norm = sharding.whole(torch.nn.utils.get_total_norm(gradients))
             loss, count, stop = _agree(dist, loss, count, request.number)
             factor = policy.micro_tokens * dist.world_size / count
             norm = norm.item() * factor
@@ -108,7 +114,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             faulty = not math.isfinite(loss) or (not math.isfinite(norm) and not overflow)
             if faulty:
                 precision.scaler.update()
-                _recover(progress, loss, norm, policy, module, optimizer, precision, checkpointer, reporter, dist,
+                _recover(progress, loss, norm, policy, module, optimizer, average, checkpointer, reporter, dist,
                          reinitialise)
             else:
                 progress.epoch_loss += loss * count
@@ -117,6 +123,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
                 precision.scaler.step(optimizer)
                 precision.scaler.update()
+                average.update(progress.step)
             optimizer.zero_grad(set_to_none=True)
             reporter.count(count, time.perf_counter() - started)
 
@@ -130,16 +137,18 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             ended = last or loader.epoch_ended
             evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
             if evaluated:
-                metrics |= evaluate()
+                with average.applied():
+                    metrics |= evaluate()
             progress.seconds += time.perf_counter() - started
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
                 reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
                 stalled = 0.0
             if sample is not None and (last or _due(progress.step, policy.sample_interval)):
-                sample(progress.step)
+                with average.applied():
+                    sample(progress.step)
             if last or stop or _due(progress.step, policy.checkpoint_freq):
                 progress.faults = progress.faults if faulty else 0
-                state = state_of(module, optimizer, precision, loader, policy, progress)
+                state = state_of(module, optimizer, precision, loader, policy, progress, average)
                 wait = checkpointer.save(progress.step, state, interrupted=bool(stop) and not last)
                 stalled += wait
                 progress.seconds += wait
@@ -162,8 +171,7 @@ def _accumulate(model, loss_fn, loader, policy, precision):
     loss_sum, count = 0.0, 0
     for micro in range(policy.grad_accum):
         last = micro == policy.grad_accum - 1
-        quiet = model.no_sync() if hasattr(model, "no_sync") and not last else contextlib.nullcontext()
-        with quiet:
+        with sharding.exchanging(model, last):
             with precision.autocast():
                 loss, tokens = loss_fn(model, loader.next())
             precision.scaler.scale(loss / policy.micro_tokens).backward()
@@ -180,7 +188,7 @@ def _agree(dist, loss, count, signal_number):
     return (loss_sum / total if total else math.nan), max(total, 1.0), int(max(signals))
 
 
-def _recover(progress, loss, norm, policy, module, optimizer, precision, checkpointer, reporter, dist, reinitialise):
+def _recover(progress, loss, norm, policy, module, optimizer, average, checkpointer, reporter, dist, reinitialise):
     """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step."""
     progress.faults += 1
     what = f"pérdida {loss:g}, gradiente {norm:g}"
@@ -192,7 +200,7 @@ def _recover(progress, loss, norm, policy, module, optimizer, precision, checkpo
         reporter.event(progress.step, f"{what}: se salta este paso")
         return
     progress.lr_scale *= 0.5
-    state = checkpointer.load("auto")
+    state = checkpointer.load("auto", sharding.own_part(module, optimizer))
     if state is not None:
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -202,6 +210,7 @@ def _recover(progress, loss, norm, policy, module, optimizer, precision, checkpo
         optimizer.state.clear()
         came_from = "no hay punto de control: se reinician los pesos"
     dist.broadcast_weights(module)
+    average.load(state and state.get("ema"))
     reporter.event(progress.step, f"{what}: {came_from}; la tasa de aprendizaje, por {progress.lr_scale:g}")
 
 
@@ -233,16 +242,17 @@ def _checkpoint_named(checkpointer, dist):
         checkpointer.settle()
 
 
-def state_of(module, optimizer, precision, loader, policy, progress):
+def state_of(module, optimizer, precision, loader, policy, progress, average):
     """Everything a run needs to go on, as nested dicts of tensors, where they are, and plain values."""
     return {
-        "model": module.state_dict(), "optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict(),
+        "model": module.state_dict(), "ema": average.weights, "optimizer": optimizer.state_dict(),
+        "scaler": precision.scaler.state_dict(),
         "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale}, "loader": loader.state_dict(),
         "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)}
 
 
-def restore(state, module, optimizer, precision, loader=None):
-    """Put a checkpoint's state back; returns its Progress. The loader is left alone when None.
+def restore(state, module, optimizer, precision, loader=None, average=None):
+    """Put a checkpoint's state back; returns its Progress. The loader and the average are left alone when None.
 
     The optimiser keeps the hyperparameters it was made with: what a user asks for now wins over what was saved.
     """
@@ -255,4 +265,6 @@ def restore(state, module, optimizer, precision, loader=None):
         precision.scaler.load_state_dict(state["scaler"])
     if loader is not None:
         loader.load_state_dict(state["loader"])
+    if average is not None:
+        average.load(state.get("ema"))
     return Progress(**state["progress"])

@@ -185,10 +185,9 @@ def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
 
 
 def rotary_packed(qkv, cosine, sine):
-    """Rotary positions (Su et al. 2021, section 3.4.2) for q and k, pairs made of the two halves of a head.
+    """q and k turned by rotary positions (Su et al. 2021, section 3.4.2), pairs made of the two halves of a head.
 
-    qkv: [B, T, 3, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least; returns the same like qkv, with
-    v as it is.
+    qkv: [B, T, 3, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least. Returns the same, v as it is.
     """
     wide = torch.promote_types(qkv.dtype, torch.float32)
     if _takes(qkv):

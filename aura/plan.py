@@ -34,8 +34,8 @@ CONTEXT = {"cuda": 1.0e9, "cpu": 0.4e9}
 FRAGMENTS = {"cuda": 0.04, "cpu": 0.0}
 
 PARTS = {"weights": "pesos", "copies": "copias de los pesos en 16 bits", "gradients": "gradientes",
-         "optimizer": "optimizador", "activations": "activaciones", "loss": "logits y pérdida",
-         "reserve": "entorno y fragmentación (supuesto)"}
+         "optimizer": "optimizador", "average": "media de los pesos (EMA)", "activations": "activaciones",
+         "loss": "logits y pérdida", "reserve": "entorno y fragmentación (supuesto)"}
 PHASES = {"forward": "al final del pase hacia delante", "loss": "al calcular la pérdida",
           "loss_backward": "en la derivada de la pérdida", "last_block": "en la derivada del último bloque",
           "first_block": "en la derivada del primer bloque", "embedding": "en la derivada de los embeddings",
@@ -58,6 +58,7 @@ class Job:
     optimizer: str = "adamw"  # of optim.NAMES
     device_type: str = "cuda"
     fused: bool = False
+    ema: bool = False  # an average of the weights is kept
 
     @property
     def tokens_per_step(self):
@@ -223,6 +224,7 @@ def phases(job):
     }
     for parts in found.values():
         parts["weights"] = sizes.weights
+        parts["average"] = sizes.weights if job.ema else 0
         parts["optimizer"] = parts.get("optimizer", 0) + state
         parts["reserve"] = CONTEXT[job.device_type] + FRAGMENTS[job.device_type] * sum(parts.values())
     return {phase: {part: round(parts.get(part, 0)) for part in PARTS} for phase, parts in found.items()}

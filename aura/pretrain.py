@@ -1,5 +1,6 @@
 """What the language-model scripts share between their arguments and the loop."""
 
+import contextlib
 import ctypes
 import json
 import math
@@ -13,11 +14,13 @@ import numpy as np
 import torch
 
 import aura
-from aura import backend, corpus, dataset, loop, ops, report, sampling, share, tokens
-from aura.checkpoint import Checkpointer, choose, cpu_copy, peek, save_file, state_bytes
+from aura import backend, corpus, dataset, loop, ops, report, sampling, scaling, sharding, share, stream, tokens
+from aura.checkpoint import Checkpointer, choose, collect, cpu_copy, peek, save_file, state_bytes
+from aura.ema import Average
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
 from aura.files import explain, hold, require_writable_directory, write_bytes, write_json
 
+STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text is kept in memory, where no limit is given
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 
 
@@ -55,13 +58,14 @@ def choose_precision(name, device):
     return loop.Precision(name, device)
 
 
-def require_memory(config, device):
-    """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter) exceed the device."""
+def require_memory(config, device, shards=1):
+    """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter), cut into `shards`, exceed
+    the device."""
     if device.type == "cuda":
         available = torch.cuda.get_device_properties(device).total_memory
     else:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    needed = 16 * config.parameters()
+    needed = 16 * config.parameters() / shards
     if needed > available:
         raise UserError(f"el modelo pide {needed / 1e9:.1f} GB para pesos, gradientes y optimizador, y aquí hay "
                         f"{available / 1e9:.1f} GB: elija un --preset menor, o menos --n-layer, --n-embd o --seq-len")
@@ -151,7 +155,8 @@ def recorded_data(args, state, note):
     known = state["dataset"]["sha256"]
     data = next((data for data in dataset.prepared(args.data_dir) if data.sha256 == known), None)
     if data is None:
-        note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de nuevo.")
+        note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de "
+             "nuevo.")
         return None
     if "dataset_name" in args.given and not dataset.same_text(data, corpus.open_corpus(args.dataset_name)):
         raise UserError(f"--dataset-name {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "
@@ -161,7 +166,9 @@ def recorded_data(args, state, note):
 
 
 def make_loaders(args, dist, data):
-    """(training TokenLoader, steps per epoch, function that yields the validation batches or None)."""
+    """(training loader, function that yields the validation batches or None)."""
+    if isinstance(data, stream.Streamed):
+        return _stream_loaders(args, dist, data)
     loader = tokens.TokenLoader(
         data.shards("train"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, seed=args.seed, rank=dist.rank,
         world_size=dist.world_size, grad_accum=args.grad_accum, device=dist.device)
@@ -181,6 +188,27 @@ def make_loaders(args, dist, data):
     return loader, validation
 
 
+def _stream_loaders(args, dist, data):
+    tokenizer, validation = data.load_tokenizer(), None
+    if data.val_fraction:
+        windows = stream.held_out(data.corpus, tokenizer, args.seq_len, dist=dist, val_fraction=data.val_fraction,
+                                  limit=args.eval_windows or STREAM_EVAL_WINDOWS)
+        if windows is not None:
+            starts = range(dist.rank * args.batch_size, len(windows), dist.world_size * args.batch_size)
+
+            def validation():
+                return (windows[start:start + args.batch_size].to(dist.device) for start in starts)
+
+    loader = stream.StreamLoader(
+        data.corpus, tokenizer, args.seq_len, args.batch_size, dist=dist, seed=args.seed, grad_accum=args.grad_accum,
+        device=dist.device, threads=args.num_workers or torch.get_num_threads(), val_fraction=data.val_fraction)
+    batch = args.batch_size * args.grad_accum * dist.world_size
+    dist.print(f"Reparto de los datos: {dist.world_size} procesos x lote {args.batch_size} x acumulación "
+               f"{args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada proceso lee sus "
+               "propios documentos según entrena.")
+    return loader, validation
+
+
 def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
     """A function that measures val_loss (nats per token) and bits_per_byte over all ranks; None without validation.
 
@@ -190,29 +218,50 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
         return None
     sizes = torch.from_numpy(tokenizer.token_bytes()).to(dist.device)
 
+    idle = torch.zeros(1, 2, dtype=torch.int64, device=dist.device)
+
     @torch.no_grad()
     def evaluate():
         module.eval()
         totals = np.zeros(3)
-        for batch in validation():
+        for batch in _in_step(validation(), dist):
             with precision.autocast():
-                loss, count = loss_fn(module, batch)
-            totals += (loss.item(), count, sizes[batch[:, 1:]].sum().item())
+                loss, count = loss_fn(module, idle if batch is None else batch)
+            if batch is not None:
+                totals += (loss.item(), count, sizes[batch[:, 1:]].sum().item())
         nats, count, size = dist.sum(totals)
         return {"val_loss": nats / count, "bits_per_byte": nats / math.log(2) / size}
 
     return evaluate
 
 
-def make_sample(args, module, tokenizer, reporter):
-    """A function that shows a generated text on rank 0."""
+def _in_step(batches, dist):
+    """`batches`; where a forward pass takes all ranks, as many of them on each: None where a rank has no more."""
+    if not dist.sharded:
+        yield from batches
+        return
+    batches = iter(batches)
+    while True:
+        batch = next(batches, None)
+        if not dist.sum([batch is not None])[0]:
+            return
+        yield batch
+
+
+def make_sample(args, dist, module, tokenizer, reporter, precision):
+    """A function that shows a generated text on rank 0, to be called on all."""
     prompt = tokenizer.encode(args.sample_prompt) or [tokenizer.eos_id]
 
     def sample(step):
-        if reporter.main and args.sample_length:
+        if not args.sample_length or not (dist.main or dist.sharded):
+            return
+        with contextlib.ExitStack() as contexts:
+            if dist.sharded:  # all ranks write the same text, with weights that are gathered in autocast's dtype
+                contexts.enter_context(sharding.same_output(module))
+                contexts.enter_context(precision.autocast())
             ids = sampling.generate(module, prompt, args.sample_length, eos_id=tokenizer.eos_id, seed=args.seed,
                                     temperature=0.8, top_k=50)
-            reporter.sample(step, args.sample_prompt + tokenizer.decode(ids))
+        reporter.sample(step, args.sample_prompt + tokenizer.decode(ids))
 
     return sample
 
@@ -232,13 +281,13 @@ def constants(args, config, data, tokenizer):
                      "python": platform.python_version()}})
 
 
-def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False):
+def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None):
     """Put back the newest checkpoint (--resume auto), a given one, or none; returns the Progress to go on from.
 
     Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
     strict, is refused as well.
     """
-    state = None if args.resume == "none" else checkpointer.load(args.resume)
+    state = None if args.resume == "none" else checkpointer.load(args.resume, sharding.own_part(module, optimizer))
     if state is None:
         if args.resume == "none":
             checkpointer.start_fresh()
@@ -248,7 +297,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     if strict and not same_data:
         raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
                         "aquellos, o empiece de cero en otra carpeta")
-    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None)
+    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average)
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
@@ -276,6 +325,9 @@ def synchronise(dist, module):
     """Prove that all processes begin with the same weights and say so, one line a rank."""
     if not dist.grouped:
         return
+    if dist.sharded:
+        dist.print_each(f"Sincronización inicial: una de las {dist.shards} partes de los pesos del proceso 0")
+        return
     total = sum(parameter.detach().double().abs().sum().item() for parameter in module.parameters())
     sums = dist.gather_objects(total)
     if len(set(sums)) > 1:
@@ -285,12 +337,13 @@ def synchronise(dist, module):
 
 
 def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv",
-          description=None, target_hours=None, same_data=False):
+          description=None, target_hours=None, same_data=False, begin_step=None,
+          measured=None):
     """Everything between a built model and its files: loaders, resume, loop, output. Returns the exit code.
 
     schedule(step, steps) -> learning rate. loss_fn as loop.train wants it. names: a checkpoint.Names. table and
     target_hours: as report.Reporter takes them. description: name of the JSON beside the model. same_data: refuse to go
-    on with another data set.
+    on with another data set. begin_step(step, steps): called before each step. measured: as scaling.recorded gives it.
     """
     precision = choose_precision(args.precision, dist.device)
     tokenizer = data.load_tokenizer()
@@ -300,17 +353,20 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         checkpointer = Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints,
                                     constants(args, config, data, tokenizer), names=names,
                                     keep_every=args.keep_every, background=True)
-        checkpointer.require_room(state_bytes(module))
-        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data)
-        model = dist.wrap(torch.compile(module) if args.compile else module)
+        checkpointer.require_room(state_bytes(module, 3 if args.ema else 2))
+        dist.shard(module, optimizer, precision.dtype)
+        average = Average(module, args.ema)
+        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average)
+        model = dist.wrap(module.compiled() if args.compile else module)
         synchronise(dist, module)
         peak = report.peak_flops(backend.device_name(dist.device), precision.name)
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
-                                   peak and peak * dist.world_size, name=table, target_hours=target_hours)
+                                   peak and peak * dist.world_size, name=table, target_hours=target_hours,
+                                   **scaling.yardsticks(measured or {}, dist.world_size))
         policy = loop.Policy(
             max_steps=steps, micro_tokens=args.batch_size * args.seq_len, grad_accum=args.grad_accum,
-            grad_clip=args.grad_clip, log_interval=args.log_interval, sample_interval=loader.steps_per_epoch,
-            eval_interval=args.eval_interval or min(loader.steps_per_epoch, 500),
+            grad_clip=args.grad_clip, log_interval=args.log_interval, sample_interval=loader.steps_per_epoch or 500,
+            eval_interval=args.eval_interval or min(loader.steps_per_epoch or 500, 500),
             checkpoint_freq=args.checkpoint_freq, nan_policy=args.nan_policy, seed=args.seed)
         dist.print(f"Modelo: {config.parameters() / 1e6:.2f} M parámetros; precisión {precision.name}; "
                    f"{ops.describe(dist.device)}.")
@@ -321,18 +377,23 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         try:
             progress, stopped = loop.train(
                 model, injected(loss_fn, dist), loader, optimizer, lambda step: schedule(step, steps), checkpointer,
-                reporter, policy, dist, precision, progress=progress,
+                reporter, policy, dist, precision, progress=progress, average=average,
+                begin_step=begin_step and (lambda step: begin_step(step, steps)),
                 evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
-                sample=make_sample(args, module, tokenizer, reporter),
-                reinitialise=lambda: module.init_weights(args.seed))
+                sample=make_sample(args, dist, module, tokenizer, reporter, precision),
+                reinitialise=lambda: sharding.load_whole(
+                    module, type(module)(config).init_weights(args.seed).state_dict()))
         finally:
             reporter.close()
     if stopped and progress.step < steps:
+        dist.run_on_main(lambda: None)  # torchrun kills who still saves 30 s after the first process has left
+        dist.barrier()  # the store lives in rank 0's process
         dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
                    "La misma orden lo reanuda.")
         return EXIT_SIGNAL_BASE + stopped
-    if dist.main:
-        save_output(args, module, config, data, tokenizer, progress, description)
+    with average.applied():
+        weights = collect(module.state_dict(), dist)
+        dist.run_on_main(lambda: save_output(args, weights, config, data, tokenizer, progress, description))
     dist.barrier()
     if dist.grouped:
         dist.print_each("Todos los procesos completaron el entrenamiento")
@@ -360,7 +421,7 @@ def injected(loss_fn, dist):
     return spoiled
 
 
-def save_output(args, module, config, data, tokenizer, progress, description=None):
+def save_output(args, weights, config, data, tokenizer, progress, description=None):
     """Write the weights to --output and, beside them, what another program needs: configuration and tokenizer.
 
     model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
@@ -371,11 +432,12 @@ def save_output(args, module, config, data, tokenizer, progress, description=Non
     if description:
         beside, vocabulary = path.with_name(description), path.with_name(tokenizer.file_name)
     try:
-        save_file(path, cpu_copy(module.state_dict()))
+        save_file(path, weights)
         write_bytes(vocabulary, tokenizer.model)
         write_json(beside, {
-            "architecture": type(module).__name__, "config": asdict(config), "steps": progress.step,
-            "tokens": progress.tokens, "dataset": data.meta["name"], "dataset_sha256": data.sha256,
+            "architecture": type(config).__name__.removesuffix("Config"), "config": asdict(config),
+            "steps": progress.step, "tokens": progress.tokens,
+            "dataset": data.meta["name"], "dataset_sha256": data.sha256,
             "tokenizer": vocabulary.name, "tokenizer_sha256": tokenizer.sha256,
             "parameters": config.parameters(), "arguments": plain_arguments(args), "command": sys.argv})
     except OSError as problem:
@@ -395,7 +457,8 @@ def read_output(path):
                         "final_model.pt) o un punto de control")
     state = read(path)
     if isinstance(state.get("config"), dict):
-        return state["config"], state["model"], tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
+        weights = {**state["model"], **state.get("ema", {})}
+        return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
     beside = path.with_suffix(".json")
     if not beside.exists():
         beside = path.with_name("model_config.json")

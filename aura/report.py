@@ -13,8 +13,9 @@ from aura.files import atomic_write, explain, set_aside
 
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
 # checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
+# communication, efficiency: shares, against what --benchmark measured (scaling.py).
 COLUMNS = ("step", "epoch", "tokens", "loss", "epoch_loss", "val_loss", "bits_per_byte", "lr", "grad_norm",
-           "tokens_per_s", "mfu", "memory_gb", "stall_s", "seconds", "total_seconds")
+           "tokens_per_s", "mfu", "communication", "efficiency", "memory_gb", "stall_s", "seconds", "total_seconds")
 # Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets; a card that is not here has
 # no MFU rather than a wrong one.
 PEAK_FLOPS = {
@@ -34,13 +35,16 @@ class Reporter:
     """Shows and stores the progress of a run. Only rank 0 does anything; the others may call it all the same.
 
     steps: length of the run. flops_per_token and peak: for MFU, None where unknown. name: the table's. target_hours:
-    how long the whole training may take, resumes included; each line says whether it will.
+    how long the whole training may take, resumes included; each line says whether it will. ideal, unexchanged: tokens/s
+    of as many processes that need not wait for each other, and of these without exchanging gradients, where measured.
     """
 
-    def __init__(self, log_dir, main, steps, flops_per_token=None, peak=None, *, name="train.csv", target_hours=None):
+    def __init__(self, log_dir, main, steps, flops_per_token=None, peak=None, *, name="train.csv", target_hours=None,
+                 ideal=None, unexchanged=None):
         self.log_dir, self.main, self.steps = Path(log_dir), main, steps
         self.flops_per_token, self.peak = flops_per_token, peak
         self.table, self.target_hours = self.log_dir / name, target_hours
+        self.ideal, self.unexchanged = ideal, unexchanged
         self.tokens = self.seconds = 0.0
         self.bar = self.board = None
 
@@ -78,6 +82,10 @@ class Reporter:
             values["tokens_per_s"] = self.tokens / self.seconds
             if self.peak and self.flops_per_token:
                 values["mfu"] = values["tokens_per_s"] * self.flops_per_token / self.peak
+            if self.ideal:
+                values["efficiency"] = values["tokens_per_s"] / self.ideal
+            if self.unexchanged:
+                values["communication"] = max(0.0, 1 - values["tokens_per_s"] / self.unexchanged)
         values["seconds"] = time.monotonic() - self.started
         self.tokens = self.seconds = 0.0
         with open(self.table, "a", newline="", encoding="utf-8") as file:
@@ -94,8 +102,9 @@ class Reporter:
                                  ("tokens_per_s", "tokens/s", "{:.0f}"), ("memory_gb", "memoria", "{:.1f} GB")):
             if key in values:
                 shown.append(f"{label} {form.format(values[key])}")
-        if "mfu" in values:
-            shown.append(f"MFU {100 * values['mfu']:.1f} %")
+        for key, label in (("mfu", "MFU"), ("communication", "comunicación"), ("efficiency", "eficiencia")):
+            if key in values:
+                shown.append(f"{label} {100 * values[key]:.1f} %")
         done = step - self.first
         if done and step < self.steps:
             left = (time.monotonic() - self.started) / done * (self.steps - step)

@@ -90,6 +90,19 @@ def run_ranks(command, cwds, limit=LIMIT, **extra):
         return [process.finish(max(1, deadline - time.monotonic())) for process in processes]
 
 
+def most_allocated(work):
+    """The most bytes of CPU tensors, beyond those there were, that exist at one time in work(), as torch's allocator
+    reports them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
 def assert_same_weights(a, b):
     """Two files of weights hold the same, bit for bit."""
     a, b = torch.load(a, weights_only=True), torch.load(b, weights_only=True)

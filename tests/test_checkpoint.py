@@ -221,3 +221,18 @@ def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
     keeper.save(1, state(1))
     assert "no cabe una copia" in capsys.readouterr().out
     assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["step"] == 1
+
+
+def test_no_room_for_what_others_gave_a_part_of_ends_the_run(tmp_path, monkeypatch):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(shards=2), background=True)
+    problems = [RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("Connection closed by peer")]
+
+    def fail(*_):
+        raise problems.pop(0)
+
+    monkeypatch.setattr(keeper.host, "take", fail)
+    with pytest.raises(TrainingFault, match="proceso 0 no cabe"):
+        keeper.save(1, state(1))
+    with pytest.raises(RuntimeError, match="peer"):  # another rank is gone: that is for the loop to say
+        keeper.save(1, state(1))
+    assert checkpoint.found(tmp_path) == []

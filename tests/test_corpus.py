@@ -118,6 +118,93 @@ def test_what_cannot_be_opened_is_named(tmp_path):
         corpus.open_corpus(str(tmp_path / "vacía"))
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Every kind of file, with what makes positions hard: a mark at the start, \\r\\n, bad bytes, very long lines."""
+    records = [json.dumps({"text": f"uno {i} ñ"}, ensure_ascii=False) for i in range(300)]
+    write(tmp_path / "a.jsonl", "\ufeff" + "\r\n".join([*records[:200], "", "{roto", *records[200:]]))
+    write(tmp_path / "b.jsonl.gz", gzip.compress("\n".join(records).encode()))
+    write(tmp_path / "c.txt", "\r\n\r\n".join(f"Párrafo {i}.\r\nSegunda línea, ñandú." * 200 for i in range(12)))
+    write(tmp_path / "d.txt.gz", gzip.compress(("ñandú " * 300_000 + "\n\nfin\n\n").encode() * 2))
+    write(tmp_path / "e.txt", b"\n".join(b"linea %d " % i + b"texto " * 60 + b"\xff" * (i == 3) for i in range(20)))
+    return tmp_path
+
+
+def test_reading_goes_on_from_every_place(folder):
+    found = corpus.open_corpus(str(folder))
+    whole = list(found.placed())
+    damage = found.damage
+    assert len(whole) > 630 and [place["document"] for _, place in whole] == list(range(1, len(whole) + 1))
+    for number in [*range(1, len(whole) - 45, 60), *range(len(whole) - 45, len(whole) + 1)]:
+        place = json.loads(json.dumps(whole[number - 1][1]))
+        assert list(found.placed(place)) == whole[number:]
+        assert found.damage.bad == damage.bad
+
+
+def test_the_shares_are_disjoint_and_together_the_whole(folder):
+    found = corpus.open_corpus(str(folder))
+    shares = [list(found.placed(rank=rank, world_size=3)) for rank in range(3)]
+    whole = list(found.documents())
+    assert [[document for document, _ in share] for share in shares] == [whole[rank::3] for rank in range(3)]
+    assert list(found.placed(shares[1][100][1], 1, 3)) == shares[1][101:]
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz", "d.txt"])
+def test_what_lies_before_a_place_is_not_read_again(tmp_path, monkeypatch, name):
+    content = "\n".join(json.dumps({"text": f"uno {i} " + "texto " * 50}) for i in range(500)).encode()
+    found = corpus.open_corpus(str(write(tmp_path / name, gzip.compress(content) if ".gz" in name else content)))
+    place = list(found.placed())[-10][1]
+    read, real = [], corpus._lines
+
+    def counted(file, path, damage, *rest, **options):
+        for line in real(file, path, damage, *rest, **options):
+            if damage is found.damage:
+                read.append(line)
+            yield line
+
+    monkeypatch.setattr(corpus, "_lines", counted)
+    assert len(list(found.placed(place))) == len(read) == 9
+
+
+def test_the_share_of_bad_lines_is_that_of_all_that_was_read(tmp_path):
+    lines = [json.dumps({"text": f"hola {i}"}) for i in range(200)]
+    lines[198] = "{roto"
+    found = corpus.open_corpus(str(write(tmp_path / "d.jsonl", "\n".join(lines))))
+    place = list(found.placed())[190][1]
+    assert len(list(found.placed(place))) == 8 and found.damage.bad == 1 and found.damage.lines == 200
+
+
+def test_the_sample_goes_on_from_a_place(monkeypatch):
+    monkeypatch.setattr(corpus, "SAMPLE_BYTES", 30_000)
+    found = corpus.open_corpus("muestra")
+    whole = list(found.placed())
+    assert list(found.placed(whole[3][1])) == whole[4:]
+
+
+def test_a_fingerprint_tells_sources_apart_without_reading_them(tmp_path):
+    prints = set()
+    for place, text in (("a", "hola"), ("b", "hola"), ("c", "holas")):
+        (tmp_path / place).mkdir()
+        prints.add(corpus.open_corpus(str(write(tmp_path / place / "d.txt", text))).fingerprint())
+    assert len(prints) == 2
+    for name in ("c4", "allenai/c4:en", "spanish", "allenai/c4", "muestra"):
+        prints.add(corpus.open_corpus(name).fingerprint())
+    assert len(prints) == 6
+
+
+def test_names_on_the_hub_and_slips_in_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert corpus.open_corpus("spanish").source == {"kind": "hub", "repository": "allenai/c4", "configuration": "es"}
+    found = corpus.open_corpus("dueño/mis-textos.v2:20231101.es")
+    assert found.source == {"kind": "hub", "repository": "dueño/mis-textos.v2", "configuration": "20231101.es"}
+    assert found.name == "dueño_mis-textos.v2_20231101.es"
+    assert corpus.open_corpus("yo/textos").source["configuration"] is None
+    (tmp_path / "datos").mkdir()
+    for slip in ("datos/libro", "datos/libro.txt", "c5", "a/b/c"):
+        with pytest.raises(UserError, match=f"--dataset '{slip}': no existe"):
+            corpus.open_corpus(slip, flag="--dataset")
+
+
 def test_hub_corpora_stream_and_stop(tmp_path, monkeypatch):
     """The real `datasets` library, reading a repository that lies on this disk."""
     datasets = pytest.importorskip("datasets")

@@ -93,6 +93,12 @@ def load(path):
     return sys.modules[name]
 
 
+def partition(words, separator):
+    """str.partition for a list."""
+    at = words.index(separator) if separator in words else len(words)
+    return words[:at], words[at:at + 1], words[at + 1:]
+
+
 def check_arguments(module, arguments, what):
     """The arguments are accepted by the module's own parser, none of them abbreviated."""
     if not hasattr(module, "build_parser"):
@@ -120,7 +126,11 @@ def check_script(root, path, arguments):
     if not (root / path).is_file():
         raise Wrong(f"{path} does not exist")
     if root == ROOT:
-        check_arguments(load(root / path), arguments, path)
+        own, _, script_arguments = map(list, partition(arguments, "--"))
+        check_arguments(load(root / path), own, path)
+        if script_arguments:  # of launch_distributed.py
+            script = load(root / path).parse(own)[0].script
+            check_script(root, script, script_arguments)
 
 
 def check_python(root, arguments):

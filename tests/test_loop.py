@@ -1,6 +1,7 @@
 """The loop: accumulation, exact resume, NaN policies, orderly stop."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from aura import loop, optim, report, tokens
 from aura.checkpoint import Checkpointer
 from aura.distributed import Session
+from aura.ema import Average
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from tests.support import Process
@@ -38,10 +40,11 @@ class Run:
     """One run in a folder; `spoil` gives the calls of the loss (from 1) that are NaN."""
 
     def __init__(self, folder, shards, *, batch=4, accum=2, spoil=(), signal_at=None, precision="fp32", dropout=0.2,
-                 **policy):
+                 ema=0.0, **policy):
         self.folder, self.calls, self.spoil, self.signal_at = folder, 0, spoil, signal_at
         self.model = gpt.GPT(gpt.GPTConfig(**{**CONFIG.__dict__, "dropout": dropout})).init_weights(0)
         self.optimizer = optim.adamw(self.model, 1e-2, 0.1)
+        self.average, self.begun = Average(self.model, ema), []
         self.loader = tokens.TokenLoader(shards, 8, batch, vocab_size=64, seed=7, grad_accum=accum)
         self.precision = loop.Precision(precision, torch.device("cpu"))
         self.reporter = report.Reporter(folder, True, STEPS)
@@ -56,16 +59,17 @@ class Run:
         loss, count = loss_fn(model, batch)
         return (loss * float("nan") if self.calls in self.spoil else loss), count
 
-    def go(self, resume=False):
+    def go(self, resume=False, **more):
         progress = None
         if resume:
-            progress = loop.restore(self.keeper.load("auto"), self.model, self.optimizer, self.precision, self.loader)
+            progress = loop.restore(self.keeper.load("auto"), self.model, self.optimizer, self.precision, self.loader,
+                                    self.average)
         self.reporter.start(progress.step if progress else 0)
         with self.loader:
             self.result = loop.train(
                 self.model, self.loss, self.loader, self.optimizer, lambda step: 1e-2 / (1 + step), self.keeper,
-                self.reporter, self.policy, Session(), self.precision, progress=progress,
-                reinitialise=lambda: self.model.init_weights(0))
+                self.reporter, self.policy, Session(), self.precision, progress=progress, average=self.average,
+                begin_step=self.begun.append, reinitialise=lambda: self.model.init_weights(0), **more)
         self.reporter.close()
         return self
 
@@ -197,7 +201,7 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
     batches = [run.loader.next().clone() for _ in range(9)]
 
     class Spoilt:
-        epoch, samples, windows, epoch_ended = 0, 0, 1, False
+        epoch, samples, windows, epoch_ended = 0, 5, math.inf, False  # a stream, whose end nobody knows
 
         def next(self):
             if not batches:
@@ -217,6 +221,7 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
     run.loader = Spoilt()
     with pytest.raises(TrainingFault, match=r"train-00000\.bin.*ckpt-00000004\.pt"):
         run.go()
+    assert {float(row["epoch"]) for row in report.read_table(tmp_path / "a" / "train.csv")} == {0.0}
 
 
 def test_fp16_scaler_skips_overflows_and_survives_a_resume(tmp_path, shards):
@@ -257,6 +262,67 @@ def test_loss_is_normalised_by_the_tokens_that_count(tmp_path, shards):
     (row,) = report.read_table(tmp_path / "a" / "train.csv")
     assert float(row["loss"]) == pytest.approx(total.item() / 19, abs=1e-6)
     assert float(row["grad_norm"]) == pytest.approx(norm.item(), rel=1e-5)
+
+
+def test_each_step_is_announced_before_it_begins(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, accum=1, signal_at=7).go()
+    assert run.begun == list(range(7))
+    assert Run(tmp_path / "a", shards, accum=1).go(resume=True).begun == list(range(7, STEPS))
+
+
+def weights_of(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_the_average_follows_its_formula_and_is_what_is_evaluated(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, ema=0.5, eval_interval=1)
+    expected, seen = weights_of(run.model), []
+
+    def evaluate():
+        own, step = run.average.weights.values(), len(seen) + 1  # while the model holds the average
+        kept = min(0.5, (1 + step) / (10 + step))
+        expected[:] = [kept * a + (1 - kept) * b for a, b in zip(expected, own, strict=True)]
+        torch.testing.assert_close(weights_of(run.model), expected)
+        seen.append(weights_of(run.model))
+        return {"val_loss": 0.0}
+
+    run.go(evaluate=evaluate)
+    state = run.keeper.load("auto")
+    assert len(seen) == STEPS and same(seen[-1], state["ema"].values()) and not same(seen[-1], run.model.parameters())
+    assert same(run.model.parameters(), state["model"].values())
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_an_evaluation_that_fails_leaves_the_weights(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, ema=0.9)
+    run.average.load({name: torch.full_like(tensor, 7.0) for name, tensor in run.average.weights.items()})
+    before = weights_of(run.model)
+    with pytest.raises(ZeroDivisionError), run.average.applied():
+        assert all((parameter == 7).all() for parameter in run.model.parameters())
+        raise ZeroDivisionError
+    assert same(before, run.model.parameters()) and all((t == 7).all() for t in run.average.weights.values())
+    run.loader.close()
+
+
+@pytest.mark.parametrize("signal_at, spoil", [(9, ()), (19, (13,))])
+def test_the_average_goes_on_bit_for_bit_and_is_restored_with_the_weights(tmp_path, shards, signal_at, spoil):
+    whole = Run(folder(tmp_path, "a"), shards, ema=0.9, spoil=spoil).go()
+    Run(folder(tmp_path, "b"), shards, ema=0.9, spoil=spoil, signal_at=signal_at).go()
+    rest = Run(tmp_path / "b", shards, ema=0.9).go(resume=True)
+    assert same(rest.average.weights.values(), whole.average.weights.values()) and same_weights(rest, whole)
+    assert all(torch.isfinite(tensor).all() for tensor in rest.average.weights.values())
+    assert not same(rest.average.weights.values(), rest.model.parameters())
+
+
+def test_an_average_begins_with_the_weights_of_a_checkpoint_without_one(tmp_path, shards):
+    Run(folder(tmp_path, "a"), shards, max_steps=4).go()
+    run = Run(tmp_path / "a", shards, ema=0.9)
+    loop.restore(run.keeper.load("auto"), run.model, run.optimizer, run.precision, run.loader, run.average)
+    assert same(run.average.weights.values(), run.model.parameters())
+    run.loader.close()
 
 
 def test_step_seeds_differ():

@@ -254,8 +254,8 @@ def test_an_instruction_set_there_is_not(fused, tmp_path):
     assert output.startswith("error: AURA_CPU_ISA='sse9': este procesador admite ") and "portable" in output
 
 
-OPERATIONS = ("attention", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "gelu_tanh", "swiglu", "sigmoid_gate", "rotary",
-              "linear_cross_entropy")
+OPERATIONS = ("attention", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "gelu_tanh", "swiglu",
+              "sigmoid_gate", "rotary", "linear_cross_entropy")
 
 
 @pytest.mark.parametrize("environment", [{}, {"AURA_EXTENSION": "off"}], ids=["kernels", "torch"])

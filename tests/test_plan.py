@@ -9,6 +9,7 @@ import torch
 
 from aura import loop, ops, optim, plan, report
 from aura.models import gpt
+from tests.support import most_allocated
 
 CPU = torch.device("cpu")
 SMALL = gpt.GPTConfig(vocab_size=500, seq_len=256, n_layer=4, n_head=4, n_embd=128, dropout=0.0)  # activations
@@ -63,14 +64,7 @@ def allocated_peak(job):
         step()
         before = sum(p.nbytes for p in model.parameters())
         before += sum(t.nbytes for state in optimizer.state.values() for t in state.values())
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            step()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = most = before
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return most
+        return before + most_allocated(step)
 
 
 def estimated_peak(job):
@@ -127,6 +121,13 @@ def test_a_plan_of_billions_allocates_nothing_and_takes_no_time():
     assert allocated < 1e6 and time.process_time() - started < 10
     assert parts["weights"] == 4 * BILLIONS.parameters() and parts["optimizer"] == 2 * parts["weights"]
     assert plan.peak(wanted) == sum(parts.values()) > 16 * BILLIONS.parameters()
+
+
+def test_an_average_of_the_weights_takes_their_room_once_more():
+    wanted = job(WIDE)
+    averaged = plan.memory(dataclasses.replace(wanted, ema=True))
+    assert averaged["average"] == averaged["weights"]
+    assert plan.peak(dataclasses.replace(wanted, ema=True)) == plan.peak(wanted) + averaged["weights"]
 
 
 def test_checkpointing_and_smaller_batches_need_less():

@@ -161,6 +161,10 @@ class GPT(nn.Module):
         """The parts that may be sharded each for itself."""
         return list(self.h)
 
+    def compiled(self):
+        """torch.compile of this model, for training."""
+        return torch.compile(self)
+
     def empty_cache(self, batch):
         """A KVCache for generating `batch` texts at a time."""
         config, weight = self.config, self.wte.weight

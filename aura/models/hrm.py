@@ -212,9 +212,13 @@ class HRM(nn.Module):
         """The parts that may be sharded each for itself."""
         return [*self.l.blocks, *self.h.blocks]
 
-    def compile(self, **options):
-        """torch.compile for each stack; the cycles around them stay in Python, as the passes with gradients change."""
-        self.run = (torch.compile(self.l, **options), torch.compile(self.h, **options))
+    def compiled(self):
+        """This model with each stack under torch.compile for training. The cycles around them stay in Python: the
+        passes with gradients change."""
+        # Both stacks, without gradients and with those of either input or none: more than the default of 8.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 16)
+        self.run = (torch.compile(self.l), torch.compile(self.h))
+        return self
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -265,7 +269,7 @@ class HRM(nn.Module):
     def _segment(self, embedded, z_h, z_l, rotation, cache, segment, cu_seqlens):
         config, wanted = self.config, torch.is_grad_enabled()
         first = config.passes - self.bp_passes  # of those through which gradients flow
-        run_l, run_h = self.run if cache is None else (self.l, self.h)
+        run_l, run_h = self.run if self.training else (self.l, self.h)
         for number in range(config.passes):
             slot = 0 if cache is None else (segment * config.passes + number) * config.n_layer
             with torch.set_grad_enabled(wanted and number >= first):
@@ -273,9 +277,9 @@ class HRM(nn.Module):
                     torch.clear_autocast_cache()  # torch 2.10 takes weights cast without gradients for those with
                 if (number + 1) % (config.l_cycles + 1):
                     injected = z_h + embedded if config.reinject else z_h
-                    z_l = run_l(z_l, injected, rotation, cache, slot, cu_seqlens)
+                    z_l = run_l(*_seen(z_l, injected), rotation, cache, slot, cu_seqlens)
                 else:
-                    z_h = run_h(z_h, z_l, rotation, cache, slot, cu_seqlens)
+                    z_h = run_h(*_seen(z_h, z_l), rotation, cache, slot, cu_seqlens)
         return z_h, z_l
 
     def _rotation(self, start, length, device):
@@ -329,3 +333,8 @@ class HRM(nn.Module):
     def _stopping(self, z_h):
         """Probability, float32, that each of z_h [..., C] stops, given that it has come so far."""
         return self.halt(z_h.detach()).float().sigmoid().squeeze(-1)
+
+
+def _seen(*tensors):
+    """`tensors`, as constants where gradients are off: torch.compile would make a version for each combination."""
+    return tensors if torch.is_grad_enabled() else tuple(tensor.detach() for tensor in tensors)

@@ -1,0 +1,238 @@
+"""The processes behind launch_distributed.py: one beside each rank's script, and the launcher that listens to them.
+
+torchrun starts `launch_distributed.py --as-rank SCRIPT` once per process. That process runs the script as its child,
+hands signals down, and tells the launcher through its standard error how the script ended: torchrun itself forgets
+the exit codes of workers it was asked to stop, kills those still saving 30 s after the first has left (2.10, 2.11:
+always), and leaves them behind when it is killed.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
+from aura.signals import ORDERLY
+
+LISTENED = "AURA_LAUNCHER"  # set for processes whose standard error this launcher reads
+MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
+SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
+SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
+STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
+ECHOES = ("otro proceso se ha detenido", "se ha perdido la comunicación", "el rango 0 se ha detenido")
+
+
+def die_with_parent(number, parent):
+    """A function that makes the process calling it receive `number` when its parent, pid `parent`, dies (Linux)."""
+    library, set_death_signal = ctypes.CDLL(None), 1  # PR_SET_PDEATHSIG of prctl(2)
+
+    def ask():
+        if sys.platform == "linux":
+            library.prctl(set_death_signal, number)
+        if os.getppid() != parent:  # it died before we asked
+            os.kill(os.getpid(), number)
+
+    return ask
+
+
+# ---- One rank, under torchrun ---------------------------------------------------------------------------------------
+
+
+def run_rank(command):
+    """Run one rank's script to its end and tell the launcher how it went; returns its exit code, 128 + n for signal n.
+
+    The script has a session of its own: a signal for this process reaches it once, and what it leaves running dies
+    with it.
+    """
+    if LISTENED not in os.environ:  # somebody typed the printed command: no launcher to talk to
+        os.execv(sys.executable, [sys.executable, "-u", *command])
+    told, child = [], None
+
+    def pass_on(number, _frame):
+        told.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    for number in ORDERLY:
+        signal.signal(number, pass_on)
+    torchrun = os.getppid()
+    die_with_parent(signal.SIGTERM, torchrun)()
+    tell(pid=os.getpid(), attempt=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+    child = subprocess.Popen([sys.executable, "-u", *command], stderr=subprocess.PIPE, start_new_session=True,
+                             preexec_fn=die_with_parent(signal.SIGKILL, os.getpid()))
+    if told:
+        child.send_signal(told[-1])
+    relay = threading.Thread(target=relay_errors, args=(child.stderr,), daemon=True)
+    relay.start()
+    code = child.wait()
+    heard = len(told)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    relay.join(1)  # something that left the session may hold the pipe
+    if tell(code=code if code >= 0 else EXIT_SIGNAL_BASE - code):
+        # torchrun kills the rest within 30 s of the first that leaves: not while rank 0 saves, or has yet to speak.
+        agreed = code in (EXIT_BAD_INPUT, EXIT_FAULT) and os.environ["LOCAL_RANK"] != "0"
+        deadline = time.monotonic() + (SAVE_SECONDS if code in STOPPED else SPEAK_SECONDS if agreed else 0)
+        while len(told) == heard and os.getppid() == torchrun and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return code if code >= 0 else EXIT_SIGNAL_BASE - code
+
+
+def relay_errors(stream):
+    """Pass on what the script writes to its standard error, each line or redrawn line marked with the rank."""
+    for line in io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline=""):
+        send(f"{os.environ['RANK']} {line}" + ("" if line.endswith(("\n", "\r")) else "\n"))
+
+
+def tell(**event):
+    """Send the launcher a message of this rank; returns whether there is still somebody to read it."""
+    return send(f"{MARK}{json.dumps({'rank': int(os.environ['RANK']), **event})}\n")
+
+
+def send(text):
+    with contextlib.suppress(BrokenPipeError):
+        return os.write(2, (MARK + text).encode()) > 0
+    return False
+
+
+# ---- The launcher ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rank:
+    """One process of the present attempt. code: None while it runs. error: its own "error: ..." line, kept back."""
+
+    pid: int
+    code: int | None = None
+    error: str = ""
+    last: str = ""
+
+
+def send_signal(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Launch:
+    """torchrun and the ranks of this machine, as their messages tell."""
+
+    def __init__(self, processes, restarts, verbose):
+        self.processes, self.restarts, self.verbose = processes, restarts, verbose
+        self.ranks, self.ended, self.asked, self.attempt, self.over = {}, [], [], 0, False
+        self.torchrun, self.chatter = None, deque(maxlen=50)
+
+    def run(self, command, variables):
+        """Run torchrun until nothing of it is left; returns the exit code of the script."""
+        for number in ORDERLY:
+            signal.signal(number, self.pass_on)
+        self.torchrun = subprocess.Popen(command, env={**os.environ, **variables, LISTENED: "1"},
+                                         stderr=subprocess.PIPE, start_new_session=True,
+                                         preexec_fn=die_with_parent(signal.SIGTERM, os.getpid()))
+        if self.asked:
+            self.torchrun.kill()
+        for line in io.TextIOWrapper(self.torchrun.stderr, encoding="utf-8", errors="replace", newline=""):
+            if line.startswith(MARK + MARK):
+                self.event(**json.loads(line[2:]))
+            elif line.startswith(MARK):
+                rank, _, text = line[1:].partition(" ")
+                self.heard(int(rank), text)
+            else:
+                self.chatter.append(line.strip())
+                if self.verbose:
+                    self.warn(line, end="")
+        return self.conclude(self.torchrun.wait())
+
+    @staticmethod
+    def warn(text, end="\n"):
+        """Write to the standard error at once."""
+        print(text, end=end, file=sys.stderr, flush=True)
+
+    def pass_on(self, number, _frame):
+        """Hand a signal to the ranks: torchrun would give them little time and, at the second, leave them behind."""
+        self.asked.append(number)
+        running = [rank.pid for rank in self.ranks.values() if rank.code is None]
+        for pid in running:
+            send_signal(pid, number)
+        if not running and self.torchrun:  # nothing to be saved yet, or any more
+            self.torchrun.kill()
+
+    def heard(self, number, line):
+        """Show a line of a rank's standard error, but keep back the one that says why it ends: that comes last."""
+        rank = self.ranks[number]
+        rank.last = line.strip() or rank.last
+        if line.startswith("error: "):
+            rank.error = line[len("error: "):].strip()
+        else:
+            self.warn(f"[rango {number}] " * (number > 0) + line, end="")
+
+    def event(self, rank, pid=None, attempt=0, code=None):
+        """A rank has begun (pid, attempt) or its script has ended (code)."""
+        if pid and (self.asked or self.over):
+            send_signal(pid, signal.SIGTERM)
+        if self.over:
+            return
+        if pid:
+            if attempt > self.attempt:
+                self.warn(f"Aviso: {self.reason(self.culprit())}; se reinicia el grupo ({attempt} de {self.restarts}).")
+                self.attempt, self.ranks, self.ended = attempt, {}, []
+            self.ranks[rank] = Rank(pid)
+            return
+        self.ranks[rank].code = code
+        self.ended.append(rank)
+        if not code and self.ranks[rank].error:
+            self.warn(f"error: {self.ranks[rank].error}")
+        culprit = self.culprit() if len(self.ended) == self.processes else None
+        if culprit is not None and (self.asked or self.ranks[culprit].code in {EXIT_BAD_INPUT, *STOPPED}):
+            self.over = True  # a restart would change nothing
+            self.torchrun.terminate()
+
+    def culprit(self):
+        """The rank whose end made the others end; None when none failed."""
+        for number, rank in self.ranks.items():
+            if rank.code is None:  # killed together with the process that would have told us
+                rank.code = EXIT_SIGNAL_BASE + signal.SIGKILL
+                self.ended.append(number)
+        failed = [number for number in self.ended if self.ranks[number].code]
+
+        def secondary(number):
+            rank = self.ranks[number]
+            silent = rank.code in (EXIT_BAD_INPUT, EXIT_FAULT) and not rank.error  # rank 0 speaks for all of them
+            return rank.code in STOPPED, rank.error.startswith(ECHOES), silent
+
+        return min(failed, default=None, key=secondary)
+
+    def reason(self, number):
+        """One line that says why a rank failed."""
+        rank = self.ranks[number]
+        killer = {int(one): one.name for one in signal.Signals}.get(rank.code - EXIT_SIGNAL_BASE)
+        why = rank.error or (f"lo mató la señal {killer}" if killer else rank.last or "terminó sin decir por qué")
+        if killer == "SIGKILL":
+            why += " (si no fue usted, faltó memoria: dmesg lo dice)"
+        return f"rango {number} (máquina {socket.gethostname()}): {why} (código {rank.code})"
+
+    def conclude(self, torchrun_code):
+        """Say why the run failed, if it did; returns the exit code."""
+        if not torchrun_code:
+            return EXIT_OK
+        if not self.ranks and not self.asked:
+            said = next((line for line in reversed(self.chatter) if line), "sin explicación")
+            raise UserError(f"torchrun no pudo arrancar los procesos: {said[:300]} (--verbose lo muestra entero)")
+        culprit = self.culprit()
+        if culprit is None:
+            return EXIT_SIGNAL_BASE + self.asked[0] if not self.ranks else EXIT_OK
+        code = self.ranks[culprit].code
+        if code not in STOPPED:
+            self.warn(f"error: {self.reason(culprit)}")
+            return code
+        if torchrun_code < 0 and not self.asked:
+            self.warn(f"error: torchrun murió por la señal {-torchrun_code}, y sus procesos pararon")
+        return EXIT_SIGNAL_BASE + self.asked[0] if self.asked else code

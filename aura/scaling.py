@@ -1,0 +1,97 @@
+"""How well several processes do against one: `--benchmark` measures it, training reports against it.
+
+Kept in benchmark.json of --log-dir, by number of processes: tokens/s of training steps, and of the same steps without
+exchanging gradients. Scaling efficiency is tokens/s over as many times those of one process; the share of communication
+is what exchanging takes off the tokens/s.
+"""
+
+import json
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from aura import backend, optim, sharding
+from aura.files import write_json
+
+FILE = "benchmark.json"
+WARMUP, ROUNDS = 2, 8
+
+
+def setting(args, config, device):
+    """What must be equal for two figures to be comparable."""
+    return {"config": asdict(config), "batch_size": args.batch_size, "precision": args.precision,
+            "compile": args.compile, "device": backend.device_name(device)}
+
+
+def recorded(args, config, device):
+    """{number of processes: figures} measured before with the same setting."""
+    try:
+        kept = json.loads(Path(args.log_dir, FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return {int(processes): figures for processes, figures in kept.items()
+            if figures["setting"] == setting(args, config, device)}
+
+
+def benchmark(args, dist, loader, precision, config, module, loss_fn):
+    """Time training steps with and without exchanging gradients, in turns; print and keep the medians.
+
+    Not for --fsdp, whose weights travel as well. The weights are trained meanwhile and forgotten.
+    """
+    optimizer = optim.adamw(module, args.lr, args.weight_decay)
+    model = dist.wrap(module.compiled() if args.compile else module)
+    times = {True: [], False: []}  # by whether gradients are exchanged
+    with loader:
+        for number in range(WARMUP + ROUNDS):
+            for exchange, seconds in times.items():
+                dist.barrier()
+                started = time.perf_counter()
+                _accumulate(model, loss_fn, loader, args.grad_accum, precision, exchange)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                backend.wait(dist.device)
+                slowest = max(dist.gather_objects(time.perf_counter() - started))
+                if number >= WARMUP:
+                    seconds.append(slowest)
+    tokens = args.batch_size * args.seq_len * args.grad_accum * dist.world_size
+    _tell(args, dist, config, {
+        "tokens_per_s": tokens / statistics.median(times[True]),
+        "without_exchange": tokens / statistics.median(times[False]),
+        "fastest_s": min(times[True]), "slowest_s": max(times[True]), "setting": setting(args, config, dist.device)})
+
+
+def _accumulate(model, loss_fn, loader, grad_accum, precision, exchange):
+    for micro in range(grad_accum):
+        with sharding.exchanging(model, exchange and micro == grad_accum - 1):
+            with precision.autocast():
+                loss, tokens = loss_fn(model, loader.next())
+            (loss / tokens / grad_accum).backward()
+
+
+def _tell(args, dist, config, figures):
+    known = recorded(args, config, dist.device)
+    one, rate = known.get(1), figures["tokens_per_s"]
+    dist.print(f"Rendimiento con {dist.world_size} procesos: {rate:.0f} tokens/s (pasos de "
+               f"{figures['fastest_s']:.3f} a {figures['slowest_s']:.3f} s)")
+    if dist.world_size > 1:
+        dist.print(f"Comunicación: {share(rate, figures['without_exchange']):.1f} % (sin intercambiar gradientes, "
+                   f"{figures['without_exchange']:.0f} tokens/s)")
+        dist.print(f"Eficiencia de escala: {100 * rate / dist.world_size / one['tokens_per_s']:.1f} % de "
+                   f"{dist.world_size} veces un proceso ({one['tokens_per_s']:.0f} tokens/s)" if one else
+                   "Eficiencia de escala: falta la cifra de un proceso; repita la orden con uno solo y --benchmark")
+    if dist.main:
+        known[dist.world_size] = figures
+        write_json(Path(args.log_dir, FILE), {str(processes): value for processes, value in sorted(known.items())})
+
+
+def yardsticks(measured, world_size):
+    """What report.Reporter compares tokens/s with, from recorded()."""
+    one, these = measured.get(1), measured.get(world_size)
+    return {"ideal": world_size * one["tokens_per_s"] if one and world_size > 1 else None,
+            "unexchanged": these["without_exchange"] if these and world_size > 1 else None}
+
+
+def share(rate, without_exchange):
+    """Percentage of the time that exchanging gradients takes."""
+    return 100 * max(0.0, 1 - rate / without_exchange)

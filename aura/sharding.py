@@ -1,0 +1,147 @@
+"""Weights, gradients and optimiser state cut into one part for each process, for models larger than one card: ZeRO-3
+(Rajbhandari et al. 2020) by torch's fully_shard (FSDP2).
+
+Each rank owns a slice along the first axis of every parameter. The weights of a block are gathered while it computes
+and given back after; its gradients are averaged over the ranks as they are cut. What is stored stays whole, so a
+checkpoint knows nothing of how many processes wrote it.
+"""
+
+import contextlib
+import warnings
+
+import torch
+import torch.distributed as c10d
+
+from aura.errors import TrainingFault, UserError
+
+
+def shard(module, optimizer, dist, dtype=None):
+    """Cut `module` over the ranks of `dist`, in place, with the weights of rank 0, and let `optimizer`, which has no
+    state yet, follow. Each parameter becomes a DTensor on dist.device; `module` may be on the CPU until then.
+
+    module.blocks() -> submodules that are called one after another. Of each, every child that holds matrices is
+    gathered for itself; norms, which a neighbouring block may use, and all the rest are gathered for the whole forward
+    and backward. dtype: of the products under autocast, which every forward then needs; None for that of the weights.
+    Between the micro-batches of a step each rank holds the gradients of all parameters (4 bytes each).
+    Raises UserError where the group cannot do it, TrainingFault where it does it wrong.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if dist.device.type == "cuda" and dist.backend != "nccl":
+        raise _agreed(UserError, f"--fsdp con GPU necesita NCCL y este grupo usa {dist.backend}"
+                                 f"{f' ({dist.fallback})' if dist.fallback else ''}: arregle NCCL, o quite --fsdp")
+    dist.mesh = mesh = dist.mesh or DeviceMesh.from_group(c10d.group.WORLD, dist.device.type)
+    check_average(dist, mesh)
+    dist.broadcast_weights(module)
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes in place
+    # By name meanwhile: an optimiser that held them would keep the whole weights on the device.
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [names[id(parameter)] for parameter in group["params"]]
+    # Autocast alone would do the same sums, but each cast copy of a weight would live from forward to backward, a whole
+    # model of them on every card. Gathered in the products' dtype there is nothing left to cast, and half to send. What
+    # autocast keeps in float32 (norms, embeddings, the residual stream) is not in a block's matrices; inputs are left
+    # to it.
+    cast = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in module.blocks():
+        for part in block.children():
+            if any(parameter.dim() >= 2 for parameter in part.parameters()):
+                fully_shard(part, mesh=mesh, mp_policy=cast)
+    # By default a root keeps its weights until the next backward: after an evaluation they would be out of date.
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    parameters = dict(module.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [parameters[name] for name in group["params"]]
+
+
+def release(mesh):
+    """Let the group of `mesh` go: caches of DTensor's keep the mesh to the end of the process, and through it the
+    group's threads (see cli.run)."""
+    getattr(mesh, "_pg_registry", {}).clear()
+
+
+def check_average(dist, mesh):
+    """Prove that gradients of shards are the mean over the ranks: backends have summed where they should average, which
+    an optimiser that normalises hides. Raises TrainingFault."""
+    from torch.distributed.fsdp import fully_shard
+
+    probe = torch.nn.Linear(2, dist.world_size + 1, bias=False, device=dist.device)
+    fully_shard(probe, mesh=mesh)
+    (probe(torch.ones(1, 2, device=dist.device)) * (dist.rank + 1)).sum().backward()
+    found, right = whole(probe.weight.grad), (dist.world_size + 1) / 2
+    if not torch.allclose(found, torch.full_like(found, right)):
+        raise _agreed(TrainingFault, f"el grupo {dist.backend} no promedia bien los gradientes de --fsdp (ha dado "
+                                     f"{found.flatten()[0].item():g} en vez de {right:g}): actualice torch, o quite "
+                                     "--fsdp")
+
+
+def _agreed(kind, text):
+    problem = kind(text)
+    problem.same_everywhere = True
+    return problem
+
+
+def is_shard(tensor):
+    """Whether `tensor` is this rank's slice of a larger one."""
+    return hasattr(tensor, "full_tensor")  # DTensor's, whose import would cost every run its time
+
+
+def whole(tensor):
+    """`tensor`, or all of the tensor it is a slice of; then every rank has to ask."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor
+
+
+def own_part(module, optimizer):
+    """keep(place, tensor) for Session.broadcast_tree: what this rank owns of a tensor that is whole in a checkpoint, on
+    the parameter's device, and the tensor itself where `module` is not cut. place: the keys that lead to it."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    numbered = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
+
+    def keep(place, tensor):
+        owner = None
+        if place[0] in ("model", "ema"):
+            owner = named.get(place[1])
+        elif place[:2] == ("optimizer", "state"):
+            owner = numbered.get(place[2])
+        return _slice(tensor, owner) if is_shard(owner) and owner.shape == tensor.shape else tensor
+
+    return keep
+
+
+def _slice(tensor, owner):
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, owner.device_mesh, owner.placements, src_data_rank=None)
+
+
+def load_whole(module, weights):
+    """module.load_state_dict for weights that every rank has whole."""
+    owners = module.state_dict()
+    module.load_state_dict({name: _slice(tensor, owners[name]) if is_shard(owners[name]) else tensor
+                            for name, tensor in weights.items()})
+
+
+@contextlib.contextmanager
+def exchanging(model, wanted):
+    """A block in which backward exchanges gradients between the ranks or, where that is not wanted, keeps adding them
+    up on each. model: sharded, under DistributedDataParallel, or plain."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(wanted)
+    with model.no_sync() if hasattr(model, "no_sync") and not wanted else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def same_output(module):
+    """A block in which every rank's call of `module` returns the tensor of rank 0: what the ranks decide by it, such as
+    when a text ends, they decide alike, though their cards may round differently."""
+
+    def take_over(module, inputs, output):
+        c10d.broadcast(output, src=0)
+
+    hook = module.register_forward_hook(take_over)
+    try:
+        yield
+    finally:
+        hook.remove()

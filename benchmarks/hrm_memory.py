@@ -1,0 +1,111 @@
+"""Memory and speed of a training step of HRM-Text1, computed: nothing is allocated, no GPU is needed.
+
+    python benchmarks/hrm_memory.py --preset 1b --batch-size 24,12
+
+The step runs on tensors without data (FakeTensorMode), and the bytes of all that exist are added up, the worst moment
+kept: weights, gradients, AdamW's moments, the average of the weights (EMA), activations, logits. As on a GPU, torch
+carries out the operations, in bfloat16 by autocast, and the loss is made in chunks. What the CUDA context, cuBLAS and
+fragmentation take is not in it. Tokens/s follow from FLOPs per token, a card's peak and an assumed share of it.
+"""
+
+import argparse
+import sys
+import weakref
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+
+from aura import ops, optim, report  # noqa: E402
+from aura.models import hrm  # noqa: E402
+
+CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H200")
+ASSUMED_USE = 0.4
+
+
+loss_rows = ops.loss_rows
+
+
+def as_on_a_gpu(vocabulary, _):
+    return loss_rows(vocabulary, "cuda")
+
+
+class Live(TorchDispatchMode):
+    """Adds up the bytes of the tensors that exist; `most` is the most there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.bytes, self.most = weakref.WeakSet(), 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.see(tensor)
+        return result
+
+    def see(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage not in self.known:
+            self.known.add(storage)
+            self.change(storage.nbytes())
+            weakref.finalize(storage, self.change, -storage.nbytes())
+
+    def change(self, count):
+        self.bytes += count
+        self.most = max(self.most, self.bytes)
+
+
+def step_bytes(config, batch_size, grad_checkpointing, precision="bf16"):
+    """Bytes at the worst moment of a step, without EMA: those of the second step, whose optimiser has its state."""
+    live = Live()
+    with FakeTensorMode(), live, ops.using("sdpa"), mock.patch.object(ops, "loss_rows", as_on_a_gpu):
+        model = hrm.HRM(config)
+        model.grad_checkpointing = grad_checkpointing
+        optimizer = optim.adamw(model, 1e-3, 0.1)
+        batch = torch.zeros(batch_size, config.seq_len + 1, dtype=torch.int64)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = model(batch[:, :-1], batch[:, 1:])
+            loss.backward()
+            torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return live.most
+
+
+def build_parser():
+    parser = argparse.ArgumentParser(description="Calcula la memoria y la velocidad de un paso de HRM-Text1.")
+    parser.add_argument("--preset", choices=list(hrm.PRESETS), default="1b", help="(por defecto: %(default)s)")
+    parser.add_argument("--batch-size", type=measure.numbers, default="24,12", help="(por defecto: 24,12)")
+    parser.add_argument("--seq-len", type=int, help="longitud (por defecto: la del preset)")
+    return parser
+
+
+def main(argv=None):
+    args = build_parser().parse_args(argv)
+    config = hrm.PRESETS[args.preset]
+    if args.seq_len:
+        config = type(config)(**{**vars(config), "seq_len": args.seq_len})
+    ema = 4 * config.parameters()
+    print(f"{args.preset}: {config.parameters() / 1e6:.0f} M parámetros, longitud {config.seq_len}, bf16, AdamW y EMA; "
+          "calculado, no medido en una GPU")
+    for card in CARDS:
+        rate = ASSUMED_USE * report.PEAK_FLOPS[card] / config.flops_per_token()
+        print(f"{card}: {config.flops_per_token() / 1e9:.2f} GFLOP por token; con un uso supuesto del "
+              f"{ASSUMED_USE:.0%}, {rate:.0f} tokens/s por GPU")
+    print(f"{'lote':>4} {'sin recalcular':>15} {'recalculando':>13}")
+    for batch_size in args.batch_size:
+        whole, again = (step_bytes(config, batch_size, checkpointing) + ema for checkpointing in (False, True))
+        print(f"{batch_size:>4} {whole / 1e9:>12.1f} GB {again / 1e9:>10.1f} GB")
+
+
+if __name__ == "__main__":
+    main()

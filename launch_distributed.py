@@ -1,0 +1,187 @@
+"""One command for torchrun, on one machine or on several.
+
+    python launch_distributed.py --gpus 8 -- --dataset c4                    # the 100M model on the eight cards here
+    python launch_distributed.py --cpu 2 -- --preset demo                    # the same without GPUs, as a rehearsal
+    python launch_distributed.py --gpus 8 --nodes 2 --node-rank 0 --master-addr 192.168.1.10    # and on the other
+    python launch_distributed.py --gpus 8 --nodes 2 --node-rank 1 --master-addr 192.168.1.10    # machine
+    python launch_distributed.py --script train_gpt2_spanish.py --gpus 2 --max-restarts 3 -- --batch-size 8
+
+What follows -- goes to the script untouched. Exit code: that of the script; 2 for what is wrong before it starts.
+"""
+
+import difflib
+import errno
+import importlib.util
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from aura import cli, launch, placement
+from aura.errors import EXIT_OK, UserError
+
+ROOT = Path(__file__).resolve().parent
+AS_RANK = "--as-rank"
+
+
+def build_parser():
+    """The arguments of this launcher."""
+    parser = cli.Parser(prog="launch_distributed.py", description="Lanza un script con torchrun en una o varias "
+                        "máquinas. Lo que va detrás de -- es para el script.")
+    parser.add_argument("--script", type=cli.path, default="hrm_training_small_100m.py", help="qué se ejecuta")
+    parser.add_argument("--gpus", type=cli.number(int, low=1), metavar="N",
+                        help="procesos en esta máquina, uno por GPU (por defecto: las que haya)")
+    parser.add_argument("--cpu", type=cli.number(int, low=1), metavar="N", help="N procesos sin GPU, para ensayar")
+    parser.add_argument("--nodes", type=cli.number(int, low=1), default=1, metavar="N", help="cuántas máquinas")
+    parser.add_argument("--node-rank", type=cli.number(int, low=0), default=0, metavar="N",
+                        help="número de esta máquina, desde 0")
+    parser.add_argument("--master-addr", help="dirección de la máquina 0 (por defecto, con una sola: 127.0.0.1)")
+    parser.add_argument("--master-port", type=cli.number(int, low=1, high=65535), default=placement.DEFAULT_PORT,
+                        help="puerto libre en la máquina 0")
+    parser.add_argument("--backend", type=cli.choice("auto", "nccl", "gloo"), help="se pasa al script")
+    parser.add_argument("--max-restarts", type=cli.number(int, low=0), default=0, metavar="N",
+                        help="cuántas veces se reinicia el grupo si un proceso muere")
+    parser.add_argument("--verbose", action="store_true", help="explica cada variable y muestra lo que dice torchrun")
+    parser.add_argument("--dry-run", action="store_true", help="muestra la orden y termina")
+    return parser
+
+
+def parse(words):
+    """(arguments of the launcher, arguments of the script)."""
+    cut = words.index("--") if "--" in words else len(words)
+    try:
+        return build_parser().parse_args(words[:cut]), words[cut + 1:]
+    except UserError as problem:
+        hint = "; lo que es para el script va detrás de --" if "argumento desconocido" in str(problem) else ""
+        raise UserError(f"{problem}{hint}") from problem
+
+
+def find_script(name):
+    """The script's path as seen from here, or beside this launcher. Raises UserError with the names that are near."""
+    for path in (Path(name), ROOT / name):
+        if path.is_file():
+            return str(path)
+    known = sorted({path.name for folder in (Path(name).parent, ROOT) for path in folder.glob("*.py")})
+    near = difflib.get_close_matches(Path(name).name, known, n=3)
+    raise UserError(f"--script {name!r}: no existe ese fichero; " + (
+        f"¿quiso decir {' o '.join(near)}?" if near else "indique la ruta de un script de Python"))
+
+
+def check_arguments(args):
+    """Raise UserError for what no machine could run."""
+    several = f"con --nodes {args.nodes}"
+    checks = [
+        (args.gpus and args.cpu, f"--gpus {args.gpus} y --cpu {args.cpu} se excluyen: indique uno de los dos"),
+        (args.node_rank >= args.nodes, f"--node-rank {args.node_rank} no existe {several} (desde 0)"),
+        (args.nodes > 1 and "node_rank" not in args.given,
+         f"falta --node-rank {several}: 0 en la máquina de --master-addr, 1 en la siguiente..."),
+        (args.nodes > 1 and not args.master_addr,
+         f"falta --master-addr {several}: la dirección de la máquina 0, la misma en todas"),
+        (importlib.util.find_spec("torch") is None,
+         f"{sys.executable} no tiene torch, y sin él no hay torchrun: pip install -r requirements.txt")]
+    if problems := [text for wrong, text in checks if wrong]:
+        raise UserError("; ".join(problems))
+
+
+def gpus_present():
+    """How many GPUs torch sees. Asked in another process, since importing torch takes memory for the whole run."""
+    ask = "import torch; print(torch.cuda.device_count())"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["sin explicación"]
+        raise UserError(f"{sys.executable} no puede importar torch ({said[-1][:160]}): instálelo otra vez con pip "
+                        "install -r requirements.txt")
+    return int(done.stdout.split()[-1])
+
+
+def check_machine(args, present):
+    """What this machine lacks, as phrases that name the way out. present: GPUs here."""
+    problems = []
+    if not args.cpu and (args.gpus or 1) > present:
+        asked = f"--gpus {args.gpus}: " if args.gpus else ""
+        here = f"hay {present}; use --gpus {present}, o" if present else "no hay ninguna GPU que torch pueda usar;"
+        problems.append(f"{asked}aquí {here} para un ensayo sin GPU, --cpu 2")
+    problem = port_problem(args.master_port) if args.node_rank == 0 else address_problem(args.master_addr)
+    return problems + [problem] * bool(problem)
+
+
+def port_problem(port):
+    """None when `port` can be listened on here, else why not."""
+    with socket.socket() as probe, socket.socket() as other:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was closed just now is free
+        try:
+            probe.bind(("", port))
+        except OSError as problem:
+            other.bind(("", 0))
+            reason = {errno.EADDRINUSE: "lo usa otro programa", errno.EACCES: "hace falta ser administrador"}
+            return (f"--master-port {port}: {reason.get(problem.errno, problem.strerror)}; está libre --master-port "
+                    f"{other.getsockname()[1]}")
+    return None
+
+
+def address_problem(name):
+    """None when `name` leads to another machine, else why not. An address of this one is a rehearsal, and fine."""
+    way_out = "ponga la IP de la máquina 0"
+    try:
+        found = socket.getaddrinfo(name, None)[0][4][0]
+    except OSError:
+        return f"--master-addr {name!r} no se resuelve en esta máquina: {way_out}"
+    itself = found.startswith("127.") and name not in (found, "localhost")  # as Debian has it for its own name
+    return f"--master-addr {name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None
+
+
+def environment(args, processes):
+    """{variable: (value, why)} of what is set for the processes; what the user has set stays."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = ",".join((visible.split(",") if visible else [str(card) for card in range(processes)])[:processes])
+    wanted = {
+        "OMP_NUM_THREADS": (str(max(1, cores // processes)), f"{cores} núcleos entre {processes} procesos"),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(launch.SAVE_SECONDS), "segundos para guardar al parar, antes de que "
+                                           "torchrun mate los procesos")}
+    if args.verbose and not args.cpu:
+        wanted["NCCL_DEBUG"] = ("INFO", "NCCL cuenta qué red usa; InfiniBand y P2P los elige él")
+    wanted = {name: pair for name, pair in wanted.items() if not os.environ.get(name)}
+    why = "--cpu: sin GPU" if args.cpu else "las primeras GPU" + (" de las que usted dejó visibles" if visible else "")
+    return {**wanted, "CUDA_VISIBLE_DEVICES": ("" if args.cpu else cards, why)}
+
+
+def torchrun_command(args, script, processes, rest):
+    """The command line, as a list of words."""
+    backend = ["--backend", args.backend] if args.backend else []
+    return [sys.executable, "-m", "torch.distributed.run", f"--nnodes={args.nodes}", f"--node-rank={args.node_rank}",
+            f"--nproc-per-node={processes}", "--rdzv-backend=static",
+            f"--master-addr={args.master_addr or '127.0.0.1'}", f"--master-port={args.master_port}",
+            f"--max-restarts={args.max_restarts}", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+            str(ROOT / "launch_distributed.py"), AS_RANK, script, *backend, *rest]
+
+
+def main():
+    """Check, show the command, run it; returns the exit code."""
+    if sys.argv[1:2] == [AS_RANK]:
+        return launch.run_rank(sys.argv[2:])
+    args, rest = parse(sys.argv[1:])
+    check_arguments(args)
+    script = find_script(args.script)
+    present = 0 if args.cpu else gpus_present()
+    problems = check_machine(args, present)
+    if problems and not args.dry_run:
+        raise UserError("; ".join(problems))
+    for problem in problems:
+        print(f"Aviso: {problem}", file=sys.stderr)
+    processes = args.cpu or args.gpus or present or 1
+    settings = environment(args, processes)
+    command = torchrun_command(args, script, processes, rest)
+    if args.verbose:
+        for name, (value, why) in settings.items():
+            print(f"{name}={value}: {why}")
+    variables = {name: value for name, (value, _) in settings.items()}
+    print(" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command))
+    return EXIT_OK if args.dry_run else launch.Launch(processes, args.max_restarts, args.verbose).run(
+        command, variables)
+
+
+if __name__ == "__main__":
+    cli.run(main)

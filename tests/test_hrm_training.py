@@ -1,0 +1,151 @@
+"""The HRM scripts as a user runs them: real processes, real files."""
+
+import argparse
+import csv
+import json
+import signal
+
+import pytest
+import torch
+
+import hrm_training_large_1b
+import hrm_training_small_100m
+from aura import checkpoint, hrm_training
+from tests.hub import Hub
+from tests.support import ROOT, Process, assert_same_weights, corpus_text, run, run_ranks
+
+SMALL, LARGE = ROOT / "hrm_training_small_100m.py", ROOT / "hrm_training_large_1b.py"
+TINY = ["--preset", "demo", "--n-embd", "32", "--n-layer", "1", "--n-ff", "48", "--seq-len", "32",
+        "--vocab-size", "400", "--sample-length", "0", "--log-interval", "5", "--lr", "1e-3"]
+
+
+def train(cwd, *options, script=SMALL, **extra):
+    return run([script, *map(str, options)], cwd, **extra)
+
+
+def losses(folder):
+    with open(folder / "logs" / "train.csv", newline="", encoding="utf-8") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def test_the_presets_are_those_of_the_guide():
+    small, large = hrm_training_small_100m.PRESETS["100m"], hrm_training_large_1b.PRESETS["1b"]
+    assert (small.batch_size, small.grad_accum, small.effective_batch, small.config.seq_len) == (64, 2, 1024, 512)
+    assert (large.batch_size, large.grad_accum, large.effective_batch, large.config.seq_len) == (24, 4, 768, 1024)
+    assert large.grad_checkpointing and not small.grad_checkpointing and small.max_steps == large.max_steps == 15_000
+
+
+@pytest.mark.parametrize(("given", "world_size", "expected"), [
+    ({}, 8, (64, 2)), ({}, 1, (64, 16)), ({"batch_size": 32}, 8, (32, 4)), ({"batch_size": 32}, 2, (32, 16)),
+    ({"grad_accum": 1}, 1, (64, 1)), ({}, 16, (64, 1)), ({}, 64, (16, 1)), ({}, 3, (64, 5))])
+def test_the_effective_batch_is_kept(given, world_size, expected):
+    args, said = argparse.Namespace(**{"batch_size": None, "grad_accum": None, **given}), []
+    hrm_training.keep_effective_batch(args, hrm_training_small_100m.PRESETS["100m"], world_size, said.append)
+    assert (args.batch_size, args.grad_accum) == expected
+    assert bool(said) == (expected != (64, 2) and "grad_accum" not in given)
+    assert world_size != 3 or "960 secuencias, y no las 1024" in said[0]
+
+
+def test_documents_begin_with_each_row_and_after_each_end():
+    tokens = torch.tensor([[5, 9, 6, 7, 9], [9, 1, 2, 3, 4]])
+    assert hrm_training.document_bounds(tokens, 9).tolist() == [0, 2, 5, 6, 10]
+
+
+def test_from_text_to_a_model_that_writes(book, tmp_path):
+    options = ["--dataset", book, *TINY, "--max_steps", 12, "--segments", 2, "--reinject", "--document-attention"]
+    code, output = train(tmp_path, *options, script=LARGE)
+    assert code == 0, output
+    for line in ("World size: 1", "Total de GPUs: 0", "Backend: ", "Batch size por proceso: 8",
+                 "Gradient accumulation steps: 1", "Effective batch size: 8", "Total training steps: 12",
+                 "Steps por época: ", "paso 12/12"):
+        assert line in output, line
+    command = ["-m", "aura.generate", "--prompt", "Ana", "--length", "5", "--checkpoint", "hrm.pth"]
+    code, text = run(command, tmp_path)
+    assert code == 0 and text.startswith("Ana")
+    code, text = run([*command, "--early-exit"], tmp_path)
+    assert code == 0 and text.startswith("Ana")
+
+
+def test_two_processes_learn_what_one_does(book, tmp_path):
+    options = ["--dataset", book, *TINY, "--max_steps", 10, "--log-interval", 1, "--grad-accum", 2]
+    (tmp_path / "one").mkdir()
+    assert train(tmp_path / "one", *options, "--batch-size", 4)[0] == 0
+    for name in ("two", "other"):
+        (tmp_path / name).mkdir()
+    results = run_ranks([SMALL, *map(str, options), "--batch-size", "2"], [tmp_path / "two", tmp_path / "other"])
+    assert [code for code, _ in results] == [0, 0], results
+    assert "World size: 2" in results[0][1]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+
+def test_stopped_and_resumed_is_as_uninterrupted(book, tmp_path):
+    options = ["--dataset", book, *TINY, "--max_steps", 40]
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    assert train(tmp_path / "whole", *options)[0] == 0
+    with Process([SMALL, *map(str, options)], tmp_path / "stopped") as process:
+        process.wait_for("paso 5/")
+        process.child.send_signal(signal.SIGINT)
+        assert process.finish()[0] == 130
+    assert checkpoint.found(tmp_path / "stopped" / "checkpoints")
+    code, output = train(tmp_path / "stopped", *options)
+    assert code == 0 and "Se reanuda" in output
+    assert_same_weights(tmp_path / "whole" / "hrm.pth", tmp_path / "stopped" / "hrm.pth")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "stopped")
+    code, output = run(["-m", "aura.generate", "--early-exit", "--checkpoint", "whole/hrm.pth"], tmp_path)
+    assert code == 2 and "no tiene cabeza de parada" in output
+    code, output = run(["-m", "aura.export", "--checkpoint", "whole/hrm.pth", "--to", "hf", "fuera"], tmp_path)
+    assert code == 2 and "no es un GPT" in output and len(output.splitlines()) == 1
+
+
+def test_a_stream_stopped_and_resumed_is_as_uninterrupted(book, tmp_path):
+    options = ["--dataset", book, *TINY, "--max_steps", 30, "--stream", "--val-fraction", 0.1]
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    code, output = train(tmp_path / "whole", *options)
+    assert code == 0 and "según se entrena" in output and "validación" in output, output
+    with Process([SMALL, *map(str, options)], tmp_path / "stopped") as process:
+        process.wait_for("paso 10/")
+        process.child.send_signal(signal.SIGTERM)
+        assert process.finish()[0] == 143
+    assert train(tmp_path / "stopped", *options)[0] == 0
+    assert_same_weights(tmp_path / "whole" / "hrm.pth", tmp_path / "stopped" / "hrm.pth")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "stopped")
+
+
+def test_two_processes_train_on_the_hub(tmp_path):
+    pytest.importorskip("datasets")
+    folder = tmp_path / "hub" / "alguien" / "textos"
+    folder.mkdir(parents=True)
+    documents = [text for text in corpus_text(80).split("\n\n") if text.strip()]
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    with Hub(tmp_path / "hub") as hub:
+        options = ["--dataset", "alguien/textos", *TINY, "--batch-size", "2", "--max_steps", "6"]
+        (tmp_path / "other").mkdir()
+        results = run_ranks([SMALL, *options], [tmp_path, tmp_path / "other"], **hub.environment(tmp_path / "cache"))
+    assert [code for code, _ in results] == [0, 0], results
+    assert "paso 6/6" in results[0][1]
+
+
+def test_a_stream_has_no_epochs(book, tmp_path):
+    code, output = train(tmp_path, "--dataset", book, *TINY, "--stream", "--epochs", 2)
+    assert code == 2 and "--epochs 2" in output and "--max-steps" in output and len(output.splitlines()) == 1
+
+
+def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
+    options = ["--dataset", book, *TINY, "--batch-size", "2", "--benchmark"]
+    code, output = train(tmp_path, *options)
+    assert code == 0 and "Rendimiento con 1 procesos: " in output, output
+    (tmp_path / "other").mkdir()
+    results = run_ranks([SMALL, *map(str, options)], [tmp_path, tmp_path / "other"])
+    output = results[0][1]
+    assert [code for code, _ in results] == [0, 0] and "Comunicación: " in output, output
+    assert "Eficiencia de escala: " in output and "de 2 veces un proceso" in output
+    options = [*options[:-1], "--max_steps", "6"]
+    results = run_ranks([SMALL, *map(str, options)], [tmp_path, tmp_path / "other"])
+    assert "comunicación " in results[0][1] and "eficiencia " in results[0][1], results[0][1]
+
+
+def test_a_width_that_does_not_fit(book, tmp_path):
+    code, output = train(tmp_path, "--dataset", book, *TINY, "--n-head", 3)
+    assert code == 2 and "--n-embd 32" in output and len(output.splitlines()) == 1

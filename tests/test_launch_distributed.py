@@ -1,0 +1,342 @@
+"""launch_distributed.py: the command it composes, what it refuses, real launches, and every way they can end."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import launch_distributed
+from aura.errors import UserError
+from tests.support import ROOT, Process, assert_same_weights, free_port, run
+
+LAUNCHER = ROOT / "launch_distributed.py"
+TRAINING = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32",
+            "--vocab-size", "400", "--sample-length", "0", "--log-interval", "1", "--eval-windows", "20"]
+
+
+PLAIN = {"AURA_EXTENSION": "off"}  # a build of the kernels, here or beside us, would upset what is timed
+
+
+def command(script, *rest, processes=2, options=()):
+    return [LAUNCHER, "--script", script, "--cpu", processes, "--master-port", free_port(), *options, "--", *rest]
+
+
+@contextlib.contextmanager
+def launched(folder, *words, **options):
+    """A launch whose processes are all found again by their environment, and killed in the end."""
+    token = f"LAUNCH_TEST={folder}"
+    try:
+        with Process(command(*words, **options), folder, LAUNCH_TEST=folder, **PLAIN) as process:
+            yield process
+    finally:
+        for pid in alive(token):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def alive(token, script=""):
+    """Pids of the processes with `token` in their environment that run `script`, not counting zombies."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if words != [b""] and token.encode() in (folder / "environ").read_bytes().split(b"\0") and (
+                    not script or words[2:3] == [str(script).encode()]):
+                found.append(int(folder.name))
+    return found
+
+
+def nobody_left(folder, limit=20):
+    deadline = time.monotonic() + limit
+    while left := alive(f"LAUNCH_TEST={folder}"):
+        assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+        time.sleep(0.1)
+    return True
+
+
+def rank_pid(folder, script, rank):
+    """The pid of the process that runs `script` as `rank`."""
+    (pid,) = [pid for pid in alive(f"LAUNCH_TEST={folder}", script)
+              if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+    return pid
+
+
+def script(folder, body):
+    path = folder / "work.py"
+    path.write_text(f"import os, signal, sys, time\nrank = int(os.environ['RANK'])\n{body}\n")
+    return path
+
+
+# --- the command and what is refused ---------------------------------------------------------------------------------
+@pytest.fixture
+def main(monkeypatch, tmp_path, capsys):
+    """Call the launcher in this process, on a machine with two GPUs; returns what it prints."""
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "NCCL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch_distributed, "gpus_present", lambda: 2)
+    (tmp_path / "hola mundo.py").write_text("")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["launch_distributed.py", *map(str, words)])
+        assert launch_distributed.main() == 0
+        return capsys.readouterr()
+
+    return call
+
+
+def test_dry_run_prints_the_whole_command(main):
+    out = main("--dry-run", "--script", "hola mundo.py", "--nodes=3", "--node_rank", 2, "--master-addr", "10.0.0.1",
+               "--master-port", free_port(), "--backend", "gloo", "--max-restarts", 4,
+               "--", "--x", "a b", "--", "-y").out
+    assert out.count("\n") == 1
+    assert "CUDA_VISIBLE_DEVICES=0,1 " in out and "OMP_NUM_THREADS=" in out
+    for word in ("-m torch.distributed.run", "--nnodes=3", "--node-rank=2", "--nproc-per-node=2", "--max-restarts=4",
+                 "--master-addr=10.0.0.1", "--as-rank 'hola mundo.py' --backend gloo --x 'a b' -- -y\n"):
+        assert word in out
+    assert not re.search("NCCL_(IB|P2P)_DISABLE", out)
+
+
+def test_what_torchrun_is_given_it_accepts():
+    parser = pytest.importorskip("torch.distributed.run").get_args_parser()
+    args, rest = launch_distributed.parse(["--cpu", "2", "--", "--seed", "1"])
+    words = launch_distributed.torchrun_command(args, "work.py", 2, rest)[3:]
+    assert parser.parse_args(words).training_script_args == ["--as-rank", "work.py", "--seed", "1"]
+
+
+@pytest.mark.parametrize("options, visible, cards", [
+    (["--gpus", "1"], None, "0"), ([], "3,5", "3,5"), (["--gpus", "1"], "3,5", "3"), (["--cpu", "2"], "3,5", "''"),
+])
+def test_the_first_cards_of_those_visible(main, monkeypatch, options, visible, cards):
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert f"CUDA_VISIBLE_DEVICES={cards} " in main("--dry-run", "--script", "hola mundo.py", *options).out
+
+
+def test_threads_of_the_user_stay_and_verbose_says_why(main, monkeypatch):
+    words = ["--dry-run", "--verbose", "--script", "hola mundo.py", "--cpu", 1]
+    cores = len(os.sched_getaffinity(0))
+    assert f"OMP_NUM_THREADS={cores}: {cores} núcleos entre 1 procesos" in main(*words).out
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS" not in main(*words).out
+
+
+BAD = [
+    (["--script", "hola mundos.py"], ["--script 'hola mundos.py'", "¿quiso decir hola mundo.py"]),
+    (["--script", "."], ["--script '.'"]),
+    (["--gpus", "8"], ["--gpus 8", "hay 2", "--gpus 2", "--cpu 2"]),
+    (["--gpus"], ["falta el valor de --gpus"]),
+    (["--gpus", "0"], ["--gpus: 0"]),
+    (["--cpu", "muchas"], ["--cpu: 'muchas'"]),
+    (["--gpus", "1", "--cpu", "1"], ["--gpus 1 y --cpu 1"]),
+    (["--nodes", "2", "--node-rank", "2", "--master-addr", "10.0.0.1"], ["--node-rank 2", "--nodes 2"]),
+    (["--nodes", "2", "--node-rank", "0"], ["--master-addr"]),
+    (["--nodes", "2", "--master-addr", "10.0.0.1"], ["falta --node-rank"]),
+    (["--nodes", "2", "--node-rank", "1", "--master-addr", "no.existe.invalid"], ["no.existe.invalid", "la IP"]),
+    (["--master-port", "70000"], ["--master-port: 70000"]),
+    (["--backend", "ncl"], ["--backend: 'ncl'", "'nccl'"]),
+    (["--max-steps", "3"], ["--max-steps", "detrás de --"]),
+]
+
+
+@pytest.mark.parametrize("options, pieces", BAD, ids=[" ".join(options) for options, _ in BAD])
+def test_bad_input_is_one_line_with_the_way_out(main, options, pieces):
+    with pytest.raises(UserError) as problem:
+        main(*(["--script", "hola mundo.py"] if "--script" not in options else []), *options)
+    assert "\n" not in str(problem.value) and all(piece in str(problem.value) for piece in pieces), str(problem.value)
+
+
+def test_a_busy_port_is_named_and_a_free_one_offered(main):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--master-port {port}: .*está libre --master-port (\d+)") as problem:
+            main("--script", "hola mundo.py", "--master-port", port)
+        assert f"Aviso: {problem.value}".split(";")[0] in main("--dry-run", "--script", "hola mundo.py",
+                                                               "--master-port", port).err
+
+
+def test_python_without_torch(main, monkeypatch):
+    monkeypatch.setattr(launch_distributed.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="no tiene torch.*pip install"):
+        main("--script", "hola mundo.py", "--cpu", 1)
+
+
+def test_cards_that_are_not_there_as_a_user_meets_it(tmp_path):
+    code, output = run([LAUNCHER, "--script", "test_ddp.py", "--gpus", "8"], tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert code == 2 and output.count("\n") == 1 and "--gpus 8" in output and "--cpu 2" in output
+
+
+# --- launches --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of prepared data, so that each training begins at once."""
+    from tests.support import corpus_text
+
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "libro.txt").write_text(corpus_text(), encoding="utf-8")
+    code, output = run([ROOT / "train_gpt2_spanish.py", *TRAINING, "--prepare", "--dataset-name", "libro.txt"], folder,
+                       **PLAIN)
+    assert code == 0, output
+    return folder / "Data"
+
+
+def training(data, steps, *options):
+    return ["train_gpt2_spanish.py", *TRAINING, "--data-dir", data, "--max-steps", steps, *options]
+
+
+def test_a_killed_worker_costs_no_data(tmp_path, data):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    words = training(data, 60, "--checkpoint-freq", 5)
+    code, output = run(command(*words), whole, **PLAIN)
+    assert code == 0 and output.count("Todos los procesos completaron el entrenamiento") == 2, output
+    with launched(cut, *words, options=["--max-restarts", 1]) as process:
+        process.wait_for("paso 12/")
+        os.kill(rank_pid(cut, ROOT / words[0], 1), signal.SIGKILL)
+        code, output = process.finish()
+    assert code == 0 and "Aviso: rango 1" in output and "SIGKILL" in output and "Se reanuda en el paso" in output
+    assert_same_weights(whole / "gpt2_spanish.pth", cut / "gpt2_spanish.pth")
+    assert nobody_left(cut)
+
+
+def test_a_signal_saves_and_ends_with_its_code(tmp_path, data):
+    with launched(tmp_path, *training(data, 100000), options=["--max-restarts", 2]) as process:
+        process.wait_for("paso 3/")
+        process.child.send_signal(signal.SIGUSR1)
+        code, output = process.finish(60)
+    assert code == 138 and "La misma orden lo reanuda" in output and "error" not in output, output
+    assert len(list(tmp_path.glob("checkpoints/*.pt"))) == 1 and nobody_left(tmp_path)
+
+
+@pytest.mark.parametrize("number, to", [(signal.SIGINT, "the launcher"), (signal.SIGTERM, "one rank")])
+def test_other_signals_too_whoever_gets_them(tmp_path, number, to):
+    """A script that stops as loop.train does: what one rank hears, all act on, and rank 0 saves a while longer."""
+    body = ("from aura.signals import orderly_stop\n"
+            "with orderly_stop() as request:\n"
+            "    print('listo')\n"
+            "    while not os.path.exists('stop'):\n"
+            "        time.sleep(0.05)\n"
+            "        if request.number: open('stop', 'w')\n"
+            "    if rank == 0: time.sleep(1.5); open('saved', 'w').write(str(int(request.number)))\n"
+            f"sys.exit(128 + {int(number)})")
+    path = script(tmp_path, body)
+    with launched(tmp_path, path, options=["--max-restarts", 2]) as process:
+        process.wait_for("listo")
+        process.wait_for("listo")
+        os.kill(process.child.pid if to == "the launcher" else rank_pid(tmp_path, path, 1), number)
+        code, output = process.finish(60)
+    assert code == 128 + number and "error" not in output and nobody_left(tmp_path), output
+    # The rank that saves hears no more than what it was sent: torchrun, which kills later, does not step in.
+    assert (tmp_path / "saved").read_text() == ("0" if to == "one rank" else str(int(number)))
+    assert "reinicia" not in output
+
+
+def test_two_machines(tmp_path):
+    options = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--node-rank"]
+    with launched(tmp_path, "test_ddp.py", processes=1, options=[*options, 1]) as second:
+        code, output = run(command("test_ddp.py", processes=1, options=[*options, 0]), tmp_path)
+        assert code == 0 and "Todo correcto" in output, output
+        assert second.finish()[0] == 0 and nobody_left(tmp_path)
+
+
+def test_what_all_ranks_find_wrong_is_said_once_by_rank_0_and_not_tried_again(tmp_path):
+    """As cli.run does with a bad argument: rank 1 leaves in silence, long before rank 0 has said why."""
+    body = "if rank == 0: time.sleep(1.5); print('error: --x 3 no vale', file=sys.stderr)\nos._exit(2)"
+    with launched(tmp_path, script(tmp_path, body), options=["--max-restarts", 3]) as process:
+        code, output = process.finish()
+    assert code == 2 and len(output.splitlines()) == 2 and "--x 3 no vale (código 2)" in output, output
+
+
+FAILURES = {
+    "an error line": (0, "print('error: no hay disco', file=sys.stderr); os._exit(3)", 3, "no hay disco (código 3)"),
+    "an exception": (1, "raise ValueError('boom')", 1, "ValueError: boom (código 1)"),
+    "a signal": (1, "os.kill(os.getpid(), signal.SIGSEGV)", 139, "lo mató la señal SIGSEGV (código 139)"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_failing_rank_its_reason_and_its_code_come_back(tmp_path, name):
+    rank, end, wanted, reason = FAILURES[name]
+    with launched(tmp_path, script(tmp_path, f"if rank == {rank}:\n    {end}\ntime.sleep(60)")) as process:
+        code, output = process.finish()
+    assert code == wanted and nobody_left(tmp_path), output
+    assert output.splitlines()[-1] == f"error: rango {rank} (máquina {socket.gethostname()}): {reason}"
+    assert output.count(reason.split(" (")[0]) == (2 if "Traceback" in output else 1)
+    assert "torch/distributed" not in output.split("\n", 1)[1]
+
+
+def test_the_cause_is_told_not_its_echo(tmp_path):
+    body = ("time.sleep(1 - rank)\nwhy = ['sin espacio', 'otro proceso se ha detenido: rango 0: sin espacio'][rank]\n"
+            "print(f'error: {why}', file=sys.stderr)\nos._exit(2 + rank)")
+    with launched(tmp_path, script(tmp_path, body), options=["--max-restarts", 1]) as process:
+        code, output = process.finish()
+    assert code == 2 and output.endswith("rango 0 (máquina " + socket.gethostname() + "): sin espacio (código 2)\n")
+    assert "rango 1" not in output and "Aviso" not in output
+
+
+def test_saving_may_take_long_after_the_others_left(tmp_path):
+    """Rank 1 leaves at once, rank 0 goes on for two seconds: nobody ends it. Its failure counts, not the signal."""
+    body = ("signal.signal(signal.SIGTERM, lambda *_: saving.append(1)); saving = []\nprint('listo')\n"
+            "while not saving: time.sleep(0.05)\n"
+            "if rank == 0:\n"
+            "    time.sleep(2); print('error: no queda espacio', file=sys.stderr); os._exit(3)\n"
+            "os._exit(143)")
+    with launched(tmp_path, script(tmp_path, body)) as process:
+        process.wait_for("listo")
+        process.wait_for("listo")
+        process.child.send_signal(signal.SIGTERM)
+        code, output = process.finish()
+    assert code == 3 and "rango 0" in output.splitlines()[-1] and "no queda espacio" in output, output
+
+
+def test_three_interrupts_leave_no_orphans(tmp_path):
+    body = ("heard = []\nsignal.signal(signal.SIGINT, lambda *_: heard.append(1)); print('listo')\n"
+            "while len(heard) < 3: time.sleep(0.05)\nos._exit(130)")
+    with launched(tmp_path, script(tmp_path, body)) as process:
+        process.wait_for("listo")
+        process.wait_for("listo")
+        for _ in range(3):
+            process.child.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.finish()[0] == 130 and nobody_left(tmp_path)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "torchrun"])
+def test_whoever_is_killed_the_script_saves_and_ends(tmp_path, victim):
+    body = ("def leave(*_):\n    open(f'saved.{rank}', 'w'); os._exit(143)\nsignal.signal(signal.SIGTERM, leave)\n"
+            "print('listo')\ntime.sleep(60)")
+    path = script(tmp_path, body)
+    with launched(tmp_path, path) as process:
+        process.wait_for("listo")
+        process.wait_for("listo")
+        (torchrun,) = alive(f"LAUNCH_TEST={tmp_path}", "torch.distributed.run")
+        os.kill(process.child.pid if victim == "launcher" else torchrun, signal.SIGKILL)
+        assert nobody_left(tmp_path) and len(list(tmp_path.glob("saved.*"))) == 2
+        if victim == "torchrun":
+            code, output = process.finish()
+            assert code == 143 and "torchrun murió" in output
+
+
+def test_an_interrupt_before_anything_has_started(tmp_path):
+    with launched(tmp_path, script(tmp_path, "time.sleep(60)")) as process:
+        while not alive(f"LAUNCH_TEST={tmp_path}", "torch.distributed.run"):
+            assert process.child.poll() is None
+        process.child.send_signal(signal.SIGINT)
+        code, output = process.finish(30)
+    assert code == 130 and len(output.splitlines()) == 1 and nobody_left(tmp_path), output
+
+
+def test_what_a_process_leaves_running_dies_with_it(tmp_path):
+    body = "import subprocess\nsubprocess.Popen(['sleep', '60'])\nsys.exit(5)"
+    with launched(tmp_path, script(tmp_path, body), processes=1) as process:
+        code, output = process.finish(30)
+        assert code == 5 and "terminó sin decir por qué (código 5)" in output and nobody_left(tmp_path, 1)
