@@ -82,25 +82,27 @@ def _seed(dropout):
     return torch.randint(-2**63, 2**63 - 1, (1,)) if dropout > 0 else None
 
 
-def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu_seqlens=None):
+def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu_seqlens=None, rows_apart=False):
     """softmax(scale * q k^T) v for each head (Vaswani et al. 2017, section 3.2.1).
 
     q: [B, T, H, D]; k, v: [B, S, H, D], same dtype, any strides. causal: position t sees 0..t; needs T == S.
     scale: 1 / sqrt(D) unless given. dropout: probability of dropping an attention weight.
     lengths: int [B], how many keys of each batch entry count; a query that sees none gives zeros.
     cu_seqlens: int [documents + 1], from 0 to B * T: bounds of documents in the flattened [B * T]; tokens see their own
-    document alone. Returns [B, T, H, D].
+    document alone. rows_apart: no document runs on into the next batch entry, which spares torch's way, whose masks
+    hold every pair of tokens, the pairs of different entries. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if _takes(q) and q.shape[-1] <= KERNEL_WIDTH:
         return _fused.attention.attention(q, k, v, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
-    mask = _mask(q, k, causal, lengths, cu_seqlens)
+    together = cu_seqlens is not None and not rows_apart
+    mask = _mask(q, k, causal, lengths, cu_seqlens, together)
     plain = _written_out if _choice == "reference" else F.scaled_dot_product_attention
-    if cu_seqlens is not None:  # one long batch entry
+    if together:  # one long batch entry
         shape, (q, k, v) = q.shape, (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
         return plain(*_heads_first(q, k, v), attn_mask=mask, dropout_p=dropout, scale=scale).transpose(1, 2).view(shape)
     # Without a mask of our own torch may take a faster way.
-    is_causal = causal and lengths is None
+    is_causal = causal and lengths is None and cu_seqlens is None
     return plain(*_heads_first(q, k, v), attn_mask=None if is_causal else mask, dropout_p=dropout, is_causal=is_causal,
                  scale=scale).transpose(1, 2)
 
@@ -110,6 +112,7 @@ def attention_packed(qkv, **options):
     if not _takes(qkv) or qkv.shape[-1] > KERNEL_WIDTH:
         return attention(*qkv.unbind(2), **options)
     options = {"causal": True, "scale": None, "dropout": 0.0, "lengths": None, "cu_seqlens": None, **options}
+    options.pop("rows_apart", None)
     options["scale"] = qkv.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
     return _fused.attention.attention_packed(qkv, seed=_seed(options["dropout"]), **options)
 
@@ -118,10 +121,10 @@ def _heads_first(*tensors):
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
-def _mask(q, k, causal, lengths, cu_seqlens):
-    """True where a query sees a key, [B or 1, 1, T, S] (T = S = B * T with cu_seqlens), or None where all see all."""
-    rows = q.shape[0] * q.shape[1] if cu_seqlens is not None else q.shape[1]
-    keys = rows if cu_seqlens is not None else k.shape[1]
+def _mask(q, k, causal, lengths, cu_seqlens, together):
+    """True where a query sees a key, [B or 1, 1, T, S] (T = S = B * T when together), or None where all see all."""
+    rows = q.shape[0] * q.shape[1] if together else q.shape[1]
+    keys = rows if together else k.shape[1]
     query, key = torch.arange(rows, device=q.device)[:, None], torch.arange(keys, device=q.device)
     parts = []
     if causal:
@@ -129,8 +132,9 @@ def _mask(q, k, causal, lengths, cu_seqlens):
     if lengths is not None:
         parts.append(key < lengths.to(q.device)[:, None, None, None])
     if cu_seqlens is not None:
-        document = torch.bucketize(key, cu_seqlens.to(q.device)[1:], right=True)
-        parts.append(document[:, None] == document)
+        tokens = torch.arange(q.shape[0] * q.shape[1], device=q.device)
+        document = torch.bucketize(tokens, cu_seqlens.to(q.device)[1:], right=True).view(-1, 1, 1, rows)
+        parts.append(document.transpose(-1, -2) == document)
     mask = None
     for part in parts:
         mask = part if mask is None else mask & part

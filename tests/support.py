@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
+
+from aura import extension
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 120
@@ -88,6 +91,14 @@ def run_ranks(command, cwds, limit=LIMIT, **extra):
     deadline = time.monotonic() + limit
     with ranks(command, cwds, **extra) as processes:
         return [process.finish(max(1, deadline - time.monotonic())) for process in processes]
+
+
+def check_on(isa, module, check):
+    """Call module.check() in a child whose kernels use the instruction set `isa`, or skip the test."""
+    if isa not in extension.load().cpu_isas():
+        pytest.skip(f"this processor has no {isa}")
+    code, output = run(["-c", f"import {module} as t; t.{check}()"], ROOT, AURA_CPU_ISA=isa)
+    assert code == 0, output
 
 
 def most_allocated(work):

@@ -100,11 +100,7 @@ def test_rows():
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_instruction_sets(isa):
-    if isa not in extension.load().cpu_isas():
-        pytest.skip(f"this processor has no {isa}")
-    code, output = support.run(["-c", "from tests import test_loss as t; t.check_rows()"], support.ROOT,
-                               AURA_CPU_ISA=isa)
-    assert code == 0, output
+    support.check_on(isa, __name__, "check_rows")
 
 
 @pytest.mark.parametrize("dtype", NORM_ERROR)

@@ -19,8 +19,9 @@ QKV = ((2, 60, 3, 2, 24),)
 SEPARATE = ((2, 60, 2, 24),) * 3
 LENGTHS = torch.tensor([0, 37])
 # With an empty document, and one that runs from the first batch entry into the second.
-TURNS = torch.linspace(0, 3, 15).view(5, 3).cos(), torch.linspace(0, 3, 15).view(5, 3).sin()
 DOCUMENTS = torch.tensor([0, 7, 7, 80, 81, 120])
+DOCUMENTS_OF_ROWS = torch.tensor([0, 7, 7, 60, 81, 120])
+TURNS = torch.linspace(0, 3, 15).view(5, 3).cos(), torch.linspace(0, 3, 15).view(5, 3).sin()
 
 # name: (function of tensors, their shapes)
 CASES = {
@@ -38,6 +39,8 @@ CASES = {
     "packed full": (partial(ops.attention_packed, causal=False, scale=0.7), QKV),
     "packed lengths": (partial(ops.attention_packed, lengths=LENGTHS), QKV),
     "packed documents": (partial(ops.attention_packed, cu_seqlens=DOCUMENTS), QKV),
+    "packed documents, rows apart": (partial(ops.attention_packed, cu_seqlens=DOCUMENTS_OF_ROWS, rows_apart=True),
+                                     QKV),
     "layer_norm": (ops.layer_norm, ((2, 5, WIDTH), (WIDTH,), (WIDTH,))),
     "layer_norm eps": (partial(ops.layer_norm, eps=0.5), ((5, WIDTH), (WIDTH,), (WIDTH,))),
     "layer_norm without bias": (lambda x, weight: ops.layer_norm(x, weight, None), ((5, WIDTH), (WIDTH,))),

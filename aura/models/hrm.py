@@ -119,7 +119,7 @@ class Attention(nn.Module):
         gate, qkv = self.gqkv(x).split((width, 3 * width), dim=-1)
         qkv = ops.rotary_packed(qkv.view(batch, length, 3, self.n_head, width // self.n_head), *rotation)
         if cache is None:
-            y = ops.attention_packed(qkv, cu_seqlens=cu_seqlens)
+            y = ops.attention_packed(qkv, cu_seqlens=cu_seqlens, rows_apart=True)
         else:
             q, k, v = qkv.unbind(2)
             y = ops.attention(q, *cache.extend(slot, k, v), causal=length > 1)
@@ -179,8 +179,8 @@ class HRM(nn.Module):
 
     With targets [B, T] too it returns the summed cross-entropy of the last segment in nats; its gradient is that of
     the mean over the segments and of what the halting head costs (`_objective`). cu_seqlens: int [documents + 1],
-    bounds of documents in the flattened tokens; tokens see their own document alone (rotary positions are relative, so
-    they need no reset). cache: of empty_cache(), for generation.
+    bounds of documents in the flattened tokens, one beginning with each row; tokens see their own document alone
+    (rotary positions are relative, so they need no reset). cache: of empty_cache(), for generation.
 
     bp_passes: gradients flow through so many last stack passes of each segment; set before each step.
     early_exit: with a cache, a token stops at the segment by which it has probably halted.
