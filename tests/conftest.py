@@ -9,6 +9,15 @@ import torch
 from tests.support import corpus_text
 
 torch.set_num_threads(1)
+# A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
+LONGEST_FIRST = ("test_train_gpt2.py", "test_train_tensordock.py", "test_hrm_training.py", "test_launch_distributed.py",
+                 "test_network.py", "test_fsdp.py", "test_distributed.py", "test_attention.py", "test_sanitized.py")
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first, the others as they were."""
+    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST
+               else len(LONGEST_FIRST))
 
 
 @pytest.fixture
