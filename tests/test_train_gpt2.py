@@ -52,8 +52,7 @@ def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
     assert code == 0 and "'libro', los últimos preparados" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signal_and_the_same_command_again_equal_an_uninterrupted_run(book, tmp_path, number):
+def test_signal_and_the_same_command_again_equal_an_uninterrupted_run(book, tmp_path, number=signal.SIGUSR1):
     whole, cut = tmp_path / "a", tmp_path / "b"
     whole.mkdir()
     cut.mkdir()
@@ -82,8 +81,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_takes_the_one_before(book, tmp_p
     assert losses(tmp_path) == before
 
 
-@pytest.mark.parametrize("size, batch", [(2, 4), (4, 2)])
-def test_more_processes_see_the_same_data_and_losses(book, tmp_path, size, batch):
+def test_more_processes_see_the_same_data_and_losses(book, tmp_path, size=4, batch=2):
     one, many = tmp_path / "one", tmp_path / "many"
     one.mkdir()
     many.mkdir()

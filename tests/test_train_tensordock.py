@@ -67,7 +67,7 @@ def test_a_row_for_each_interval_and_each_epoch_and_none_twice(book, tmp_path):
 
 
 def test_stopped_again_and_again_and_resumed_without_flags_equals_uninterrupted(book, tmp_path):
-    options = ["--dataset_path", book, *SMALL, "--max_steps", 60, "--dropout", 0.1, "--save_steps", 7]
+    options = ["--dataset_path", book, *SMALL, "--max_steps", 200, "--dropout", 0.1, "--save_steps", 40]
     assert train(tmp_path, *options, "--output_dir", "a")[0] == 0
     dice, command = random.Random(3), [*options, "--output_dir", "b", "--data_dir", "a/datos"]
     stops = 0
