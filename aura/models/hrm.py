@@ -274,7 +274,7 @@ class HRM(nn.Module):
             slot = 0 if cache is None else (segment * config.passes + number) * config.n_layer
             with torch.set_grad_enabled(wanted and number >= first):
                 if number == first and torch.is_autocast_cache_enabled():
-                    torch.clear_autocast_cache()  # torch 2.10 takes weights cast without gradients for those with
+                    torch.clear_autocast_cache()  # holds weights cast without gradients (pytorch issue 158232)
                 if (number + 1) % (config.l_cycles + 1):
                     injected = z_h + embedded if config.reinject else z_h
                     z_l = run_l(*_seen(z_l, injected), rotation, cache, slot, cu_seqlens)
