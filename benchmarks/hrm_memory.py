@@ -99,8 +99,9 @@ def main(argv=None):
           "calculado, no medido en una GPU")
     for card in CARDS:
         rate = ASSUMED_USE * report.PEAK_FLOPS[card] / config.flops_per_token()
-        print(f"{card}: {config.flops_per_token() / 1e9:.2f} GFLOP por token; con un uso supuesto del "
-              f"{ASSUMED_USE:.0%}, {rate:.0f} tokens/s por GPU")
+        flops = config.flops_per_token()
+        print(f"{card}: {flops / 1e9:.2f} GFLOP por token ({flops / 6 / config.parameters():.1f} veces 6N); con un uso "
+              f"supuesto del {ASSUMED_USE:.0%}, {rate:.0f} tokens/s por GPU")
     print(f"{'lote':>4} {'sin recalcular':>15} {'recalculando':>13}")
     for batch_size in args.batch_size:
         whole, again = (step_bytes(config, batch_size, checkpointing) + ema for checkpointing in (False, True))
