@@ -138,18 +138,20 @@ def _translate(message):
 
 def run(main):
     """Call `main()` and leave with its exit code, or with one line and the code that belongs to the problem."""
-    # A log that is piped to a file must not lag behind by pages, nor die of a character its console lacks.
-    sys.stdout.reconfigure(line_buffering=True, errors="replace")
+    # A log that is piped to a file must not lag behind by pages, nor die of a character its console lacks; and a line
+    # is one write, also under `python -u`, or lines of several processes mix.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
     launcher = os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
     spokesman = not launcher or (os.environ.get("RANK") or os.environ.get("SLURM_PROCID")) == "0"
     try:
         code = main()
     except (UserError, TrainingFault) as problem:
         if spokesman or not getattr(problem, "same_everywhere", False):
-            print(f"error: {problem}", file=sys.stderr, flush=True)
+            _last_words(f"error: {problem}")
         _leave_now(problem.exit_code)
     except KeyboardInterrupt:
-        print("Interrumpido.", file=sys.stderr, flush=True)
+        _last_words("Interrumpido.")
         _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -158,6 +160,11 @@ def run(main):
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()
     sys.exit(code)
+
+
+def _last_words(text):
+    sys.stdout.flush()
+    print(text, file=sys.stderr)
 
 
 def _leave_now(code):

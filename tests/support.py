@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -39,28 +40,50 @@ class Process:
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        self.kill()
         self.child.wait()
         self.child.stdout.close()
 
-    def wait_for(self, text):
-        """Read until a line holds `text`; returns it. Fails when the output ends before."""
-        for line in self.child.stdout:
-            self.lines.append(line)
-            if text in line:
-                return line
-        raise AssertionError(f"no {text!r} in:\n{''.join(self.lines)}")
+    def wait_for(self, text, limit=LIMIT):
+        """Read until a line holds `text`; returns it. Fails when the output or the time ends before."""
+        alarm = threading.Timer(limit, self.kill)
+        alarm.start()
+        try:
+            for line in self.child.stdout:
+                self.lines.append(line)
+                if text in line:
+                    return line
+        finally:
+            alarm.cancel()
+        raise AssertionError(f"no {text!r} within {limit} s in:\n{''.join(self.lines)}")
+
+    def kill(self):
+        """Kill the child and all its descendants, those in sessions of their own too."""
+        for pid in [*descendants(self.child.pid), self.child.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
 
     def finish(self, limit=LIMIT):
         """(exit code, all output)."""
         try:
             rest, _ = self.child.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            os.killpg(self.child.pid, signal.SIGKILL)
-            rest, _ = self.child.communicate()
+            self.kill()
+            rest, _ = self.child.communicate(timeout=10)
             raise AssertionError(f"did not end within {limit} s:\n{''.join(self.lines)}{rest}") from None
         return self.child.returncode, "".join(self.lines) + rest
+
+
+def descendants(pid):
+    """Pids of the children of process `pid`, of their children, and so on."""
+    found = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, listed.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def run(command, cwd, limit=LIMIT, **extra):

@@ -1,11 +1,15 @@
 """Arguments: every bad value in one line, dashes and underscores alike, Spanish help."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 
 import train_gpt2_spanish as script
 from aura import cli
 from aura.errors import UserError
-from tests.support import ROOT, run
+from tests.support import ROOT, environment, run
 
 
 def parse(*words):
@@ -88,3 +92,17 @@ def main():
 cli.run(main)
 """)
     assert run([path], tmp_path) == (2, "anteserror: el valor 7 no sirve; use 8\n")
+
+
+@pytest.mark.parametrize("flags", [["-u"], []])
+def test_a_line_is_one_write_so_that_lines_of_several_processes_do_not_mix(flags):
+    """A datagram socket keeps every write apart."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    program = ("import sys\nfrom aura import cli\n"
+               "def main():\n    print('una', 'línea')\n    print('otra', file=sys.stderr)\ncli.run(main)")
+    with ours, theirs:
+        done = subprocess.run([sys.executable, *flags, "-c", program], env=environment(), stdout=theirs,
+                              stderr=theirs, timeout=60)
+        ours.setblocking(False)
+        assert done.returncode == 0
+        assert [ours.recv(100) for _ in range(2)] == ["una línea\n".encode(), b"otra\n"]

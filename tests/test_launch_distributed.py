@@ -68,8 +68,10 @@ def rank_pid(folder, script, rank):
 
 
 def script(folder, body):
+    """A script for the ranks. The launcher's -u makes print() two writes, which mix with those of the other rank."""
     path = folder / "work.py"
-    path.write_text(f"import os, signal, sys, time\nrank = int(os.environ['RANK'])\n{body}\n")
+    path.write_text("import os, signal, sys, time\nsys.stdout.reconfigure(write_through=False, line_buffering=True)\n"
+                    f"rank = int(os.environ['RANK'])\n{body}\n")
     return path
 
 
