@@ -41,6 +41,7 @@ def build_parser():
     cli.add_data(parser)
     cli.add_training(parser)
     cli.add_logging(parser)
+    cli.add_samples(parser)
     cli.add_checkpoints(parser, output="./gpt2_spanish.pth")
     cli.add_distributed(parser)
     return parser
@@ -81,7 +82,7 @@ def main():
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         pretrain.require_memory(config, dist.device, dist.shards)
         ops.use(args.attention)
-        model = gpt.GPT(config).init_weights(args.seed).to(dist.build_device)
+        model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
         optimizer = optim.adamw(model, args.lr, args.weight_decay)
 
         def schedule(step, steps):

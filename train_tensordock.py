@@ -89,6 +89,7 @@ def build_parser():
     cost.add_argument("--gpu-gb", type=cli.number(float, above=0), metavar="GB",
                       help="con --dry-run: planifica para una GPU con esta memoria")
     cli.add_logging(parser)
+    cli.add_samples(parser)
     cli.add_checkpoints(parser, output=None)
     for flag, name in {
             "--preset": "--model-preset", "--n-embd": "--embed-size", "--n-layer": "--num-layers",

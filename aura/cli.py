@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, add_help=False, **options)
         self.register("type", None, str)
         self.add_argument("-h", "--help", action="help", help="muestra esta ayuda y termina")
-        self._optionals.title = "opciones"
+        self._optionals.title, self._positionals.title = "opciones", "argumentos"
 
     def error(self, message):
         raise UserError(_translate(message))
@@ -100,7 +100,8 @@ class Parser(argparse.ArgumentParser):
             parsed.given = {name for name, value in vars(parsed).items() if value is not _UNSET}
             for name in defaults.keys() - parsed.given:
                 setattr(parsed, name, defaults[name])
-            flags = {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
+            flags = {action.dest: (action.option_strings or [action.metavar or action.dest])[-1]
+                     for action in self._actions}
             problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
             problems += [self._unknown(word) for word in unknown]
             if problems:
@@ -175,16 +176,22 @@ def _leave_now(code):
     os._exit(code)
 
 
-def add_distributed(parser):
-    """Arguments that say where this process stands among the others."""
+def add_distributed(parser, strategy=False):
+    """Arguments that say where this process stands among the others. strategy: --strategy ddp|fsdp in place of --fsdp,
+    for a script that compares the two; it gives args.fsdp as well."""
     group = parser.add_argument_group("varios procesos y máquinas")
     group.add_argument("--distributed", action="store_true",
                        help="entrena con todos los procesos lanzados por torchrun, srun o a mano")
     group.add_argument("--backend", type=choice("auto", "nccl", "gloo"), default="auto",
                        help="auto, nccl o gloo; auto: NCCL con GPU, gloo sin ella; si NCCL no funciona, todos a gloo")
-    group.add_argument("--fsdp", action="store_true",
-                       help="reparte pesos, gradientes y optimizador entre los procesos, para modelos que no caben en "
-                            "una GPU (con GPU necesita NCCL); con un solo proceso no cambia nada")
+    if strategy:
+        group.add_argument("--strategy", type=choice("ddp", "fsdp"), default="ddp",
+                           help="ddp: cada proceso tiene el modelo entero; fsdp: reparte pesos, gradientes y "
+                                "optimizador entre los procesos (con GPU necesita NCCL)")
+    else:
+        group.add_argument("--fsdp", action="store_true",
+                           help="reparte pesos, gradientes y optimizador entre los procesos, para modelos que no caben "
+                                "en una GPU (con GPU necesita NCCL); con un solo proceso no cambia nada")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")
@@ -249,12 +256,17 @@ def add_training(parser):
 
 def add_logging(parser):
     """Arguments of what a run tells."""
-    group = parser.add_argument_group("registro y muestras")
+    group = parser.add_argument_group("registro")
     group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS",
                        help="cada cuánto se informa")
     group.add_argument("--log-dir", type=path, default="./logs", help="train.csv, loss.png y TensorBoard")
     group.add_argument("--eval-interval", type=number(int, low=1), metavar="PASOS",
                        help="cada cuánto se valida (por defecto: cada época, o cada 500 pasos si llega antes)")
+
+
+def add_samples(parser):
+    """Arguments of what a language model shows as it learns."""
+    group = parser.add_argument_group("validación y muestras")
     group.add_argument("--eval-windows", type=number(int, low=0), default=400, metavar="N",
                        help="secuencias de validación, repartidas por igual; 0: todas")
     group.add_argument("--sample-prompt", default="En un lugar", help="principio del texto de muestra")

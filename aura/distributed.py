@@ -62,10 +62,14 @@ class Session:
         """Whether a forward pass takes all ranks, each of which holds a part of the weights."""
         return self.shards > 1
 
-    @property
-    def build_device(self):
-        """Where to build a model: whole it may have no room on the device."""
-        return torch.device("cpu") if self.sharded else self.device
+    def build(self, make, fill):
+        """fill(make()), a module with its weights, on the device. One that will be cut stays in rank 0's host memory,
+        since whole it may have no room on the device; the other ranks get it empty, on the meta device."""
+        if self.sharded and not self.main:
+            with torch.device("meta"):
+                return make()
+        module = fill(make())
+        return module if self.sharded else module.to(self.device)
 
     def print(self, *words):
         """Print on rank 0 only."""

@@ -59,6 +59,7 @@ def make_parser(prog, description, presets):
                         help="lee y pasa a tokens el texto según se entrena (por defecto: solo el del Hub)")
     cli.add_training(parser)
     cli.add_logging(parser)
+    cli.add_samples(parser)
     cli.add_checkpoints(parser, output="./hrm.pth")
     cli.add_distributed(parser)
     parser.alias("--dataset-name", "--dataset")
@@ -173,7 +174,7 @@ def train(args, dist, data, config):
     """Build the model and train it; returns the exit code."""
     pretrain.require_memory(config, dist.device, dist.shards)
     ops.use(args.attention)
-    model = hrm.HRM(config).init_weights(args.seed).to(dist.build_device)
+    model = dist.build(lambda: hrm.HRM(config), lambda model: model.init_weights(args.seed))
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)
     if args.benchmark:

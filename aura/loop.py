@@ -65,10 +65,11 @@ class Precision:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.dtype is not None)
 
 
-def step_seed(seed, step, rank):
-    """The seed of dropout in one step of one rank: random state as a pure function, so that resuming needs no more
-    than the step. (SplitMix64's multipliers, Steele et al. 2014, to spread neighbouring steps.)"""
-    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**64
+def micro_seed(seed, step, number):
+    """The seed of dropout in micro-batch `number` of a step, counted over all ranks: random state as a pure function,
+    so that resuming needs no more than the step, and one process that accumulates draws the masks that several would.
+    (SplitMix64's multipliers, Steele et al. 2014, to spread neighbouring steps.)"""
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + number * 0x94D049BB133111EB) % 2**64
     mixed = (mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93 % 2**64
     return (mixed ^ (mixed >> 32)) % 2**63
 
@@ -96,11 +97,12 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             lr = schedule(progress.step) * progress.lr_scale
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            torch.manual_seed(step_seed(policy.seed, progress.step, dist.rank))
             if begin_step is not None:
                 begin_step(progress.step)
             model.train()
-            loss, count = _accumulate(model, loss_fn, loader, policy, precision)
+            seeds = [micro_seed(policy.seed, progress.step, dist.rank * policy.grad_accum + micro)
+                     for micro in range(policy.grad_accum)]
+            loss, count = _accumulate(model, loss_fn, loader, policy, precision, seeds)
             precision.scaler.unscale_(optimizer)
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             norm = sharding.whole(torch.nn.utils.get_total_norm(gradients))
@@ -166,12 +168,13 @@ def plain(model):
     return getattr(model, "_orig_mod", model)
 
 
-def _accumulate(model, loss_fn, loader, policy, precision):
-    """Backward of all micro-batches; gradients are exchanged with the last one. Returns (sum of losses, tokens)."""
+def _accumulate(model, loss_fn, loader, policy, precision, seeds):
+    """Backward of a micro-batch for each seed; gradients are exchanged with the last. Returns (sum of losses,
+    tokens)."""
     loss_sum, count = 0.0, 0
-    for micro in range(policy.grad_accum):
-        last = micro == policy.grad_accum - 1
-        with sharding.exchanging(model, last):
+    for micro, seed in enumerate(seeds, 1):
+        torch.manual_seed(seed)
+        with sharding.exchanging(model, micro == len(seeds)):
             with precision.autocast():
                 loss, tokens = loss_fn(model, loader.next())
             precision.scaler.scale(loss / policy.micro_tokens).backward()

@@ -24,15 +24,15 @@ STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text is kept in memo
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 
 
-def check_places(args, dist):
+def check_places(args, dist, folder=False):
     """Prove that every place a run writes to can be written and that no other run uses its folder of checkpoints,
-    before anything else is done. Raises UserError."""
+    before anything else is done. folder: --output is one. Raises UserError."""
     require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
     if dist.main:
         hold(args.checkpoint_dir, "--checkpoint-dir")
     require_writable_directory(args.log_dir, "--log-dir")
-    require_writable_directory(Path(args.output).parent, "--output")
-    if Path(args.output).is_dir():
+    require_writable_directory(args.output if folder else Path(args.output).parent, "--output")
+    if not folder and Path(args.output).is_dir():
         raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
 
 
@@ -224,7 +224,7 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
     def evaluate():
         module.eval()
         totals = np.zeros(3)
-        for batch in _in_step(validation(), dist):
+        for batch in in_step(validation(), dist):
             with precision.autocast():
                 loss, count = loss_fn(module, idle if batch is None else batch)
             if batch is not None:
@@ -235,8 +235,8 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
     return evaluate
 
 
-def _in_step(batches, dist):
-    """`batches`; where a forward pass takes all ranks, as many of them on each: None where a rank has no more."""
+def in_step(batches, dist):
+    """Yield `batches`; where a forward pass takes all ranks, as many of them on each: None where a rank has no more."""
     if not dist.sharded:
         yield from batches
         return
@@ -271,14 +271,18 @@ def plain_arguments(args):
     return {key: value for key, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
 
 
+def versions():
+    """What a file written now depends on."""
+    return {"aura": aura.__version__, "torch": torch.__version__.split("+")[0], "python": platform.python_version()}
+
+
 def constants(args, config, data, tokenizer):
     """What every checkpoint of a run carries besides its state."""
     return cpu_copy({
         "config": asdict(config), "arguments": plain_arguments(args),
         "dataset": {"name": data.meta["name"], "sha256": data.sha256},
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
-        "versions": {"aura": aura.__version__, "torch": torch.__version__.split("+")[0],
-                     "python": platform.python_version()}})
+        "versions": versions()})
 
 
 def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None):

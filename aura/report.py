@@ -14,8 +14,9 @@ from aura.files import atomic_write, explain, set_aside
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
 # checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
 # communication, efficiency: shares, against what --benchmark measured (scaling.py).
-COLUMNS = ("step", "epoch", "tokens", "loss", "epoch_loss", "val_loss", "bits_per_byte", "lr", "grad_norm",
-           "tokens_per_s", "mfu", "communication", "efficiency", "memory_gb", "stall_s", "seconds", "total_seconds")
+COLUMNS = ("step", "epoch", "tokens", "samples", "loss", "epoch_loss", "val_loss", "bits_per_byte", "exact_match", "f1",
+           "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "communication", "efficiency", "memory_gb",
+           "stall_s", "seconds", "total_seconds")
 # Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets; a card that is not here has
 # no MFU rather than a wrong one.
 PEAK_FLOPS = {
@@ -37,15 +38,17 @@ class Reporter:
     steps: length of the run. flops_per_token and peak: for MFU, None where unknown. name: the table's. target_hours:
     how long the whole training may take, resumes included; each line says whether it will. ideal, unexchanged: tokens/s
     of as many processes that need not wait for each other, and of these without exchanging gradients, where measured.
+    unit: what loop.train counts, tokens or samples; then every rate here is one of samples.
     """
 
     def __init__(self, log_dir, main, steps, flops_per_token=None, peak=None, *, name="train.csv", target_hours=None,
-                 ideal=None, unexchanged=None):
+                 ideal=None, unexchanged=None, unit="tokens"):
         self.log_dir, self.main, self.steps = Path(log_dir), main, steps
         self.flops_per_token, self.peak = flops_per_token, peak
         self.table, self.target_hours = self.log_dir / name, target_hours
-        self.ideal, self.unexchanged = ideal, unexchanged
-        self.tokens = self.seconds = 0.0
+        self.ideal, self.unexchanged, self.unit = ideal, unexchanged, unit
+        self.counted = self.seconds = 0.0
+        self.step_times = []
         self.bar = self.board = None
 
     def start(self, step):
@@ -67,10 +70,11 @@ class Reporter:
                         dynamic_ncols=True)
         self.started, self.first = time.monotonic(), step
 
-    def count(self, tokens, seconds):
-        """Add the tokens and the time of one training step."""
-        self.tokens += tokens
+    def count(self, count, seconds):
+        """Add the tokens or samples and the time of one training step."""
+        self.counted += count
         self.seconds += seconds
+        self.step_times.append(seconds)
         if self.bar is not None:
             self.bar.update(1)
 
@@ -78,16 +82,18 @@ class Reporter:
         """Report one step: a console line, a row of train.csv, TensorBoard. values: any of COLUMNS."""
         if not self.main:
             return
+        if "tokens" in values:
+            values[self.unit] = values.pop("tokens")
         if self.seconds:
-            values["tokens_per_s"] = self.tokens / self.seconds
+            rate = values[f"{self.unit}_per_s"] = self.counted / self.seconds
             if self.peak and self.flops_per_token:
-                values["mfu"] = values["tokens_per_s"] * self.flops_per_token / self.peak
+                values["mfu"] = rate * self.flops_per_token / self.peak
             if self.ideal:
-                values["efficiency"] = values["tokens_per_s"] / self.ideal
+                values["efficiency"] = rate / self.ideal
             if self.unexchanged:
-                values["communication"] = max(0.0, 1 - values["tokens_per_s"] / self.unexchanged)
+                values["communication"] = max(0.0, 1 - rate / self.unexchanged)
         values["seconds"] = time.monotonic() - self.started
-        self.tokens = self.seconds = 0.0
+        self.counted = self.seconds = 0.0
         with open(self.table, "a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, COLUMNS).writerow({"step": step, **{key: repr(v) for key, v in values.items()}})
         for key, value in values.items():
@@ -97,9 +103,11 @@ class Reporter:
     def _line(self, step, values):
         shown = [f"paso {step}/{self.steps}"]
         for key, label, form in (("loss", "pérdida", "{:.4f}"), ("val_loss", "validación", "{:.4f}"),
-                                 ("bits_per_byte", "bits/byte", "{:.4f}"), ("epoch_loss", "época", "{:.4f}"),
+                                 ("bits_per_byte", "bits/byte", "{:.4f}"), ("exact_match", "EM", "{:.1f}"),
+                                 ("f1", "F1", "{:.1f}"), ("epoch_loss", "época", "{:.4f}"),
                                  ("lr", "lr", "{:.2e}"), ("grad_norm", "gradiente", "{:.2f}"),
-                                 ("tokens_per_s", "tokens/s", "{:.0f}"), ("memory_gb", "memoria", "{:.1f} GB")):
+                                 ("tokens_per_s", "tokens/s", "{:.0f}"), ("samples_per_s", "muestras/s", "{:.1f}"),
+                                 ("memory_gb", "memoria", "{:.1f} GB")):
             if key in values:
                 shown.append(f"{label} {form.format(values[key])}")
         for key, label in (("mfu", "MFU"), ("communication", "comunicación"), ("efficiency", "eficiencia")):

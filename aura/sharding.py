@@ -17,7 +17,8 @@ from aura.errors import TrainingFault, UserError
 
 def shard(module, optimizer, dist, dtype=None):
     """Cut `module` over the ranks of `dist`, in place, with the weights of rank 0, and let `optimizer`, which has no
-    state yet, follow. Each parameter becomes a DTensor on dist.device; `module` may be on the CPU until then.
+    state yet, follow. Each parameter becomes a DTensor on dist.device; until then `module` may be on the CPU and, on
+    other ranks than 0, on the meta device. No other rank ever holds more than its slices and one whole tensor.
 
     module.blocks() -> submodules that are called one after another. Of each, every child that holds matrices is
     gathered for itself; norms, which a neighbouring block may use, and all the rest are gathered for the whole forward
@@ -33,12 +34,13 @@ def shard(module, optimizer, dist, dtype=None):
                                  f"{f' ({dist.fallback})' if dist.fallback else ''}: arregle NCCL, o quite --fsdp")
     dist.mesh = mesh = dist.mesh or DeviceMesh.from_group(c10d.group.WORLD, dist.device.type)
     check_average(dist, mesh)
-    dist.broadcast_weights(module)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes in place
     # By name meanwhile: an optimiser that held them would keep the whole weights on the device.
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for group in optimizer.param_groups:
         group["params"] = [names[id(parameter)] for parameter in group["params"]]
+    weights = module.state_dict() if dist.main else {}
+    module.to("meta")
     # Autocast alone would do the same sums, but each cast copy of a weight would live from forward to backward, a whole
     # model of them on every card. Gathered in the products' dtype there is nothing left to cast, and half to send. What
     # autocast keeps in float32 (norms, embeddings, the residual stream) is not in a block's matrices; inputs are left
@@ -50,6 +52,11 @@ def shard(module, optimizer, dist, dtype=None):
                 fully_shard(part, mesh=mesh, mp_policy=cast)
     # By default a root keeps its weights until the next backward: after an evaluation they would be out of date.
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    module.to_empty(device=dist.device)
+    for name, owner in module.state_dict().items():
+        tensor = dist.broadcast_tree(weights.pop(name).cpu() if dist.main else None)
+        with torch.no_grad():
+            owner.copy_(_slice(tensor, owner) if is_shard(owner) else tensor)
     parameters = dict(module.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parameters[name] for name in group["params"]]

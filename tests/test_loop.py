@@ -325,6 +325,6 @@ def test_an_average_begins_with_the_weights_of_a_checkpoint_without_one(tmp_path
     run.loader.close()
 
 
-def test_step_seeds_differ():
-    seeds = {loop.step_seed(seed, step, rank) for seed in range(5) for step in range(50) for rank in range(5)}
+def test_seeds_of_micro_batches_differ():
+    seeds = {loop.micro_seed(seed, step, number) for seed in range(5) for step in range(50) for number in range(5)}
     assert len(seeds) == 1250
