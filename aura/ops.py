@@ -207,6 +207,11 @@ def gelu_tanh(x):
     return _fused.activation.gelu_tanh(x) if _takes(x) else F.gelu(x, approximate="tanh")
 
 
+def gelu(x):
+    """GELU, x times the normal distribution function of x (Hendrycks and Gimpel 2016, section 2). x: any shape."""
+    return F.gelu(x)
+
+
 def swiglu(x):
     """silu(gate) * up (Shazeer 2020). x: [..., 2 F], gate first. Returns [..., F]."""
     if _takes(x):

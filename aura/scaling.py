@@ -11,11 +11,16 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+import torch.distributed as c10d
+
 from aura import backend, optim, sharding
 from aura.files import write_json
 
 FILE = "benchmark.json"
-WARMUP, ROUNDS = 2, 8
+WARMUP, ROUNDS, EXCHANGES = 2, 8, 3
+GATHER = getattr(c10d, "all_gather_single", c10d.all_gather_into_tensor)  # as torch 2.13 calls them
+SCATTER = getattr(c10d, "reduce_scatter_single", c10d.reduce_scatter_tensor)
 
 
 def setting(args, config, device):
@@ -59,6 +64,42 @@ def benchmark(args, dist, loader, precision, config, module, loss_fn):
         "tokens_per_s": tokens / statistics.median(times[True]),
         "without_exchange": tokens / statistics.median(times[False]),
         "fastest_s": min(times[True]), "slowest_s": max(times[True]), "setting": setting(args, config, dist.device)})
+
+
+def step_seconds(dist, model, loss_fn, loader, grad_accum, precision):
+    """Median time, on the slowest rank, of forward and backward of a step. Gradients are forgotten."""
+    times = []
+    for _ in range(1 + ROUNDS):
+        dist.barrier()
+        started = time.perf_counter()
+        _accumulate(model, loss_fn, loader, grad_accum, precision, exchange=True)
+        backend.wait(dist.device)
+        times.append(max(dist.gather_objects(time.perf_counter() - started)))
+        model.zero_grad(set_to_none=True)
+    return statistics.median(times[1:])  # the first one allocates
+
+
+def exchange_seconds(dist, parameters, grad_accum, dtype):
+    """(bytes, median seconds on the slowest rank) of what a step of so many parameters exchanges, with nothing else to
+    do meanwhile: gradients in float32, added up over the ranks; of a model that is cut, also its weights, as dtype,
+    gathered for forward and backward of each micro-batch."""
+    share_of = -(-parameters // dist.world_size)
+    whole = torch.zeros(share_of * dist.world_size, device=dist.device)
+    weights = whole.to(dtype or torch.float32)
+    part, times = weights[:share_of].clone(), []
+    gathers = 2 * grad_accum if dist.sharded else 0
+    for _ in range(1 + EXCHANGES):
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(gathers):
+            GATHER(weights, part)
+        if dist.sharded:
+            SCATTER(whole[:share_of].clone(), whole)
+        else:
+            c10d.all_reduce(whole)
+        backend.wait(dist.device)
+        times.append(max(dist.gather_objects(time.perf_counter() - started)))
+    return parameters * (4 + gathers * weights.element_size()), statistics.median(times[1:])
 
 
 def _accumulate(model, loss_fn, loader, grad_accum, precision, exchange):

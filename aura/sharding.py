@@ -13,6 +13,7 @@ import torch
 import torch.distributed as c10d
 
 from aura.errors import TrainingFault, UserError
+from aura.exchange import average_rows
 
 
 def shard(module, optimizer, dist, dtype=None):
@@ -137,6 +138,9 @@ def exchanging(model, wanted):
         model.set_requires_gradient_sync(wanted)
     with model.no_sync() if hasattr(model, "no_sync") and not wanted else contextlib.nullcontext():
         yield
+    if wanted:
+        for parameter in getattr(model, "by_rows", ()):
+            average_rows(parameter.grad, c10d.get_world_size())
 
 
 @contextlib.contextmanager

@@ -6,12 +6,20 @@ One thread each: several tests and their children share two cores, and spinning 
 import pytest
 import torch
 
+from aura import extension
 from tests.support import corpus_text
 
 torch.set_num_threads(1)
 # A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
-LONGEST_FIRST = ("test_train_gpt2.py", "test_train_tensordock.py", "test_hrm_training.py", "test_launch_distributed.py",
-                 "test_network.py", "test_fsdp.py", "test_distributed.py", "test_attention.py", "test_sanitized.py")
+LONGEST_FIRST = ("test_slurm.py", "test_train_gpt2.py", "test_launch_distributed.py", "test_train_distributed.py",
+                 "test_attention.py", "test_train_tensordock.py", "test_fsdp.py", "test_hrm_training.py",
+                 "test_norms.py", "test_extension.py", "test_distributed.py", "test_network.py", "test_sanitized.py")
+
+
+def pytest_configure(config):
+    """Build the kernels before the tests begin, whose children have no minutes to wait for them."""
+    if not hasattr(config, "workerinput"):
+        extension.load()
 
 
 def pytest_collection_modifyitems(items):

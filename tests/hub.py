@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub on the loopback interface: data sets that lie in a folder, as owner/name/files.
+"""A stand-in for the Hugging Face Hub on the loopback interface: data sets and models in a folder, as owner/name/files.
 
 It answers what `datasets` and huggingface_hub ask while they stream: the card, the repository's revision, its tree, and
 the files themselves, by HEAD, GET and GET of a range.
@@ -51,9 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urllib.parse.unquote(self.path.partition("?")[0])
         self.hub.requests.append((self.command, path))
-        for pattern, respond in ((r"/datasets/(\w+/\w+)/resolve/\w+/(.+)", self.file),
-                                 (r"/api/datasets/(\w+/\w+)(?:/revision/\w+)?", self.repository),
-                                 (r"/api/datasets/(\w+/\w+)/tree/\w+/?(.*)", self.tree)):
+        for pattern, respond in ((r"(?:/datasets)?/(\w+/\w+)/resolve/\w+/(.+)", self.file),
+                                 (r"/api/(?:datasets|models)/(\w+/\w+)(?:/revision/\w+)?", self.repository),
+                                 (r"/api/(?:datasets|models)/(\w+/\w+)/tree/\w+/?(.*)", self.tree)):
             if match := re.fullmatch(pattern, path):
                 with contextlib.suppress(ConnectionError):
                     respond(*match.groups())
@@ -77,7 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not (self.hub.root / name).is_dir():
             self.send(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         else:
-            self.send(200, {"id": name, "sha": REVISION, "private": False, "gated": False, "tags": [], "siblings": []})
+            files = [path.relative_to(self.hub.root / name).as_posix() for path in (self.hub.root / name).rglob("*")]
+            self.send(200, {"id": name, "sha": REVISION, "private": False, "gated": False, "tags": [],
+                            "siblings": [{"rfilename": file} for file in files]})
 
     def tree(self, name, folder):
         """Files and folders of a folder, and of those below it when so asked."""

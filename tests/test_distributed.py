@@ -169,7 +169,7 @@ model = dist.wrap(torch.nn.Linear(3, 3))
 model(torch.ones(2, 3)).sum().backward()
 model.cycle = [model]
 name_threads()"""
-    for code, output in run_ranks([program(tmp_path, names)], [tmp_path] * 2):
+    for code, output in run_ranks([program(tmp_path, names)], [tmp_path] * 2, fresh=True):
         during, after = [line for line in output.splitlines() if line.startswith("vivos:")]
         assert code == 0 and "gloo" in during and after == "vivos: []", output
 

@@ -234,10 +234,28 @@ def check_words(root, words, inherited):
         check_launch(root, variables, words[1:])
     elif program == "make":
         check_make(root, words[1:])
+    elif program == "sbatch":
+        check_sbatch(root, variables, words[1:])
     elif words[:2] == ["docker", "compose"]:
         check_compose(root, variables, words[2:])
     elif program == "docker-compose":
         check_compose(root, variables, words[1:])
+
+
+def check_sbatch(root, variables, words):
+    """Options of sbatch that distributed.slurm has a line for, then its name, then the words of the script."""
+    place = next((at for at, word in enumerate(words) if word.endswith("distributed.slurm")), None)
+    if place is None:
+        return
+    for word in words[:place]:
+        if word.startswith("--") and word.split("=")[0] not in sbatch_flags(root):
+            raise Wrong(f"distributed.slurm has no line for {word}")
+    check_python(root, [variables.get("SCRIPT", "train_distributed.py"), *words[place + 1:]])
+
+
+def sbatch_flags(root):
+    """The options of sbatch that distributed.slurm sets, or shows how to set."""
+    return set(re.findall(r"^##?SBATCH (--[\w-]+)", (root / "distributed.slurm").read_text(encoding="utf-8"), re.M))
 
 
 def check(root, line, variables=None):
@@ -263,7 +281,7 @@ def test_flags_named_in_prose_exist():
     """`--lr` in a sentence is a flag of some script of ours, of torchrun or of a program we name."""
     from torch.distributed.run import get_args_parser
 
-    known = set(FOREIGN_FLAGS) | set(get_args_parser()._option_string_actions)
+    known = set(FOREIGN_FLAGS) | sbatch_flags(ROOT) | set(get_args_parser()._option_string_actions)
     paths = [*ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
     modules = [path for path in paths if "def build_parser" in path.read_text(encoding="utf-8")]
     for path in modules:
@@ -295,6 +313,9 @@ def test_guides_show_commands(guide):
 
 
 @pytest.mark.parametrize("line, complaint", [
+    ("sbatch --nodes=2 distributed.slurm --no-such-flag", "no --no-such-flag"),
+    ("sbatch --bodes=2 distributed.slurm --strategy ddp", "--bodes=2"),
+    ("SCRIPT=train_gpt2_spanish.py sbatch distributed.slurm --strategy ddp", "no --strategy"),
     ("python test_ddp.py --backend auto --no-such-flag", "no --no-such-flag"),
     ("python test_ddp.py --back auto", "no --back"),
     ("python test_ddp.py --backend cuda", "cuda"),

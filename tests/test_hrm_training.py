@@ -53,7 +53,7 @@ def test_documents_begin_with_each_row_and_after_each_end():
 
 def test_from_text_to_a_model_that_writes(book, tmp_path):
     options = ["--dataset", book, *TINY, "--max_steps", 12, "--segments", 2, "--reinject", "--document-attention"]
-    code, output = train(tmp_path, *options, script=LARGE)
+    code, output = train(tmp_path, *options, script=LARGE, fresh=True)
     assert code == 0, output
     for line in ("World size: 1", "Total de GPUs: 0", "Backend: ", "Batch size por proceso: 8",
                  "Gradient accumulation steps: 1", "Effective batch size: 8", "Total training steps: 12",

@@ -13,7 +13,7 @@ import pytest
 
 import launch_distributed
 from aura.errors import UserError
-from tests.support import ROOT, Process, assert_same_weights, free_port, run
+from tests.support import ROOT, Process, assert_same_weights, free_port, run, run_ranks
 
 LAUNCHER = ROOT / "launch_distributed.py"
 TRAINING = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32",
@@ -32,7 +32,7 @@ def launched(folder, *words, **options):
     """A launch whose processes are all found again by their environment, and killed in the end."""
     token = f"LAUNCH_TEST={folder}"
     try:
-        with Process(command(*words, **options), folder, LAUNCH_TEST=folder, **PLAIN) as process:
+        with Process(command(*words, **options), folder, fresh=True, LAUNCH_TEST=folder, **PLAIN) as process:
             yield process
     finally:
         for pid in alive(token):
@@ -198,14 +198,14 @@ def test_a_killed_worker_costs_no_data(tmp_path, data):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    words = training(data, 60, "--checkpoint-freq", 5)
-    code, output = run(command(*words), whole, **PLAIN)
-    assert code == 0 and output.count("Todos los procesos completaron el entrenamiento") == 2, output
+    words = training(data, 100, "--checkpoint-freq", 5)
+    assert [code for code, _ in run_ranks([ROOT / words[0], *words[1:]], [whole] * 2, **PLAIN)] == [0, 0]
     with launched(cut, *words, options=["--max-restarts", 1]) as process:
         process.wait_for("paso 12/")
         os.kill(rank_pid(cut, ROOT / words[0], 1), signal.SIGKILL)
         code, output = process.finish()
     assert code == 0 and "Aviso: rango 1" in output and "SIGKILL" in output and "Se reanuda en el paso" in output
+    assert output.count("Todos los procesos completaron el entrenamiento") == 2, output
     assert_same_weights(whole / "gpt2_spanish.pth", cut / "gpt2_spanish.pth")
     assert nobody_left(cut)
 

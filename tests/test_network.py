@@ -50,9 +50,8 @@ class Switch:
 
     def start(self, stack, command, folders):
         """One process a host, each in its folder."""
-        return [stack.enter_context(Process(command, folder, prefix=["ip", "netns", "exec", host], RANK=rank,
-                                            LOCAL_RANK=0, WORLD_SIZE=len(folders), MASTER_ADDR="10.77.0.1",
-                                            MASTER_PORT=29500))
+        return [stack.enter_context(Process(command, folder, host=host, RANK=rank, LOCAL_RANK=0,
+                                            WORLD_SIZE=len(folders), MASTER_ADDR="10.77.0.1", MASTER_PORT=29500))
                 for rank, (host, folder) in enumerate(zip(self.hosts, folders, strict=True))]
 
 

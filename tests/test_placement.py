@@ -36,6 +36,10 @@ def test_slurm_takes_the_first_host_and_a_port_of_the_job():
     assert (place.master_addr, place.master_port) == ("gpu03", 20000 + 1234567 % 20000)
 
 
+def test_slurm_step_on_some_nodes_of_its_job():
+    assert placement.find(args(), {**SLURM, "SLURM_STEP_NODELIST": "gpu[05,9]"}).master_addr == "gpu05"
+
+
 def test_torchrun_inside_slurm_wins():
     assert placement.find(args(), {**SLURM, **TORCHRUN}).source == "torchrun"
 

@@ -1,17 +1,29 @@
 """The tests' own means: a child that never speaks, or leaves others behind, does not hold the suite."""
 
 import os
+import signal
 import time
 
 import pytest
 
-from tests.support import ROOT, Process
+from tests.support import ROOT, Process, run
 
 SILENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(60)
+"""
+
+
+FACTS = """
+import atexit, os, sys
+atexit.register(print, "at the end")
+print(__name__, sys.argv, sys.path[0], os.getcwd(), os.getsid(0) == os.getpid(), len(os.listdir("/proc/self/task")))
+print([name for name in sys.modules if name.startswith("aura")], os.environ["A"], len(os.environ))
+print(sys.stdout.seekable(), sys.stdout.line_buffering, sys.stderr.line_buffering, file=sys.stderr)
+print(sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:3], flush=True)
+os.kill(os.getpid(), int(sys.argv[1])) if len(sys.argv) > 1 else sys.exit(3)
 """
 
 
@@ -43,3 +55,14 @@ def test_leaving_the_block_ends_those_in_sessions_of_their_own():
     with Process(["-c", SILENT], ROOT) as process:
         grandchild = int(process.wait_for("\n"))
     assert ended(grandchild)
+
+
+@pytest.mark.parametrize("how", ["script", "module", "program"])
+@pytest.mark.parametrize("number", [None, signal.SIGKILL])
+def test_a_fork_meets_what_a_python_of_its_own_does(tmp_path, how, number):
+    (tmp_path / "facts.py").write_text(FACTS)
+    command = {"script": [tmp_path / "facts.py"], "module": ["-m", "facts"], "program": ["-c", FACTS]}[how]
+    command += [int(number)] if number else []
+    code, output = run(command, tmp_path, A="b")
+    assert code == (-number if number else 3) and ("at the end" in output) == (not number), output
+    assert (code, output) == run(command, tmp_path, fresh=True, A="b")

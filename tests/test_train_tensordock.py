@@ -3,11 +3,9 @@
 import csv
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import time
 
 import pytest
 import torch
@@ -34,7 +32,7 @@ def rows(folder):
 
 def test_from_text_to_a_folder_with_everything(book, tmp_path):
     options = ["--dataset_path", book, "--output_dir", "salida", *SMALL, "--max_steps", 20, "--save_steps", 10]
-    code, output = train(tmp_path, *options)
+    code, output = train(tmp_path, *options, fresh=True)
     assert code == 0, output
     for expected in ("Veredicto", "paso 20/20", "cumple las 72 h", "memoria"):
         assert expected in output
@@ -69,13 +67,12 @@ def test_a_row_for_each_interval_and_each_epoch_and_none_twice(book, tmp_path):
 def test_stopped_again_and_again_and_resumed_without_flags_equals_uninterrupted(book, tmp_path):
     options = ["--dataset_path", book, *SMALL, "--max_steps", 200, "--dropout", 0.1, "--save_steps", 40]
     assert train(tmp_path, *options, "--output_dir", "a")[0] == 0
-    dice, command = random.Random(3), [*options, "--output_dir", "b", "--data_dir", "a/datos"]
-    stops = 0
+    command = [*options, "--output_dir", "b", "--data_dir", "a/datos"]
+    stops, moments = 0, ["Veredicto", "paso 5/", "paso 60/"]  # before the first step, in the first ones, later
     while True:
         with Process([SCRIPT, *map(str, command)], tmp_path) as process:
             if stops < 3:
-                process.wait_for("Veredicto")
-                time.sleep(dice.random())
+                process.wait_for(moments[stops])
                 process.child.send_signal(signal.SIGINT)
             code, output = process.finish()
         assert "Entrenando el tokenizador" not in output  # a resumed run knows where its data lie

@@ -1,0 +1,186 @@
+"""What answering questions needs between its data and the loop: windows for every rank, scores, files, figures."""
+
+import dataclasses
+import json
+import socket
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from aura import backend, buckets, checkpoint, pretrain, pretrained, results, scaling, squad
+from aura.files import explain, write_json
+from aura.models import bert
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run works on, the same on every rank. module and examples (the validation questions): rank 0's alone, None
+    elsewhere. vocabulary: the bytes of vocab.txt. dataset: its name. questions: to train on."""
+
+    config: bert.BertConfig
+    vocabulary: bytes
+    lowercase: bool
+    pad_id: int
+    dataset: str
+    sha256: str
+    questions: int
+    train: squad.Features
+    validation: squad.Features
+    module: bert.QuestionAnswering | None = None
+    examples: list | None = None
+
+
+def share(task, dist):
+    """Rank 0's Task on every rank, so that no other machine needs the files."""
+    tree = None
+    if dist.main:
+        tree = {name: getattr(task, name) for name in ("lowercase", "pad_id", "dataset", "sha256", "questions")}
+        tree |= {"config": dataclasses.asdict(task.config),
+                 "vocabulary": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
+                 **{part: {name: torch.from_numpy(array) for name, array in vars(getattr(task, part)).items()}
+                    for part in ("train", "validation")}}
+    tree = dist.broadcast_tree(tree)
+    if dist.main:
+        return task
+    windows = {part: squad.Features(**{name: tensor.numpy() for name, tensor in tree.pop(part).items()})
+               for part in ("train", "validation")}
+    return Task(bert.BertConfig(**tree.pop("config")), tree.pop("vocabulary").numpy().tobytes(), **tree, **windows)
+
+
+def collate(features, numbers, pad_id, device, length=None):
+    """The windows `numbers` as (tokens int64 [B, T], types [B, T], lengths [B], positions [B, 2]) on the device; T is
+    `length` or that of the longest."""
+    lengths = torch.from_numpy(features.lengths[numbers].astype(np.int64))
+    length = length or int(lengths.max())
+    rows = [features.ids[features.offsets[number]:features.offsets[number + 1]] for number in numbers]
+    context_at = torch.from_numpy(features.context_at[numbers].astype(np.int64))
+    place = torch.arange(length)
+    types = ((place >= context_at[:, None]) & (place < lengths[:, None])).long()
+    positions = torch.from_numpy(np.stack([features.start[numbers], features.end[numbers]], 1).astype(np.int64))
+    return tuple(part.to(device) for part in (buckets.padded(rows, length, pad_id), types, lengths, positions))
+
+
+def make_loader(args, dist, task):
+    """The micro-batches of the training windows."""
+    length = args.max_len if args.padding == "fixed" else None
+    return buckets.BucketLoader(
+        task.train.lengths, lambda numbers: collate(task.train, numbers, task.pad_id, dist.device, length),
+        args.batch_size, seed=args.seed, rank=dist.rank, world_size=dist.world_size, grad_accum=args.grad_accum,
+        bucketed=length is None)
+
+
+class Evaluation:
+    """val_loss, EM and F1 of the validation questions, to be called on all ranks. The best model by val_loss is kept
+    in the folder `best` of --checkpoint-dir. metrics, answers: of the last call; the answers on rank 0 alone.
+
+    fresh: whether this run goes on from no other, whose best would count.
+    """
+
+    def __init__(self, args, dist, task, module, precision, fresh):
+        self.dist, self.task, self.module, self.precision = dist, task, module, precision
+        self.rows = 4 * args.batch_size  # no gradients, no optimiser: larger batches than in training fit
+        self.folder = Path(args.checkpoint_dir, "best")
+        self.metrics, self.answers, self.best = {}, {}, None
+        described = self.folder / "metrics.json"
+        if dist.main and not fresh and described.is_file():
+            self.best = json.loads(described.read_text(encoding="utf-8"))
+
+    def __call__(self):
+        losses, logits = self._forward()
+        nats, count = self.dist.sum(losses)
+        parts = self.dist.gather_objects(logits)
+        scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
+        self.metrics = {"val_loss": nats / count, **scores}
+        better = self.best is None or self.metrics["val_loss"] < self.best["val_loss"]
+        if self.dist.broadcast_tree(better):
+            self.best = self.metrics
+            save_model(self.folder, self.dist, self.task, self.module, self.metrics)
+        return self.metrics
+
+    @torch.no_grad()
+    def _forward(self):
+        """((summed loss, windows), [(number of a window, its logits [T, 2])]) of this rank's share."""
+        features, nats, count, logits = self.task.validation, 0.0, 0, []
+        order = np.argsort(features.lengths, kind="stable")
+        starts = range(self.dist.rank * self.rows, len(order), self.dist.world_size * self.rows)
+        self.module.eval()
+        for numbers in pretrain.in_step((order[start:start + self.rows] for start in starts), self.dist):
+            *batch, positions = collate(features, order[:1] if numbers is None else numbers, self.task.pad_id,
+                                        self.dist.device)
+            with self.precision.autocast():
+                found = self.module(*batch).float()
+            if numbers is not None:
+                nats += F.cross_entropy(found, positions, reduction="sum").item() / 2
+                count += len(numbers)
+                logits += [(number, row[:length]) for number, row, length in zip(
+                    numbers.tolist(), found.cpu().numpy(), features.lengths[numbers], strict=True)]
+        return (nats, count), logits
+
+    def _score(self, logits):
+        rows = [logits[number] for number in range(len(logits))]
+        self.answers, _ = squad.predict(self.task.examples, self.task.validation, [row[:, 0] for row in rows],
+                                        [row[:, 1] for row in rows])
+        scores = squad.evaluate(self.task.examples, self.answers)
+        return {name: scores[name] for name in ("exact_match", "f1")}
+
+
+def save_model(folder, dist, task, module, metrics, answers=None):
+    """Write the model as --model and other tools read it, its metrics and its answers; to be called on all ranks."""
+    weights = checkpoint.collect(module.state_dict(), dist)
+
+    def write():
+        pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase)
+        write_json(Path(folder, "metrics.json"), metrics)
+        if answers is not None:
+            write_json(Path(folder, "predictions.json"), answers)
+
+    dist.run_on_main(write)
+
+
+def exchange_figures(args, dist, task, model, loss_fn, precision, step):
+    """What exchanging costs, as fields of results.Result: steps of `model`, which exchanges, and of one that does not
+    are timed, and the exchange alone. step: seconds of a whole step in training."""
+    plain = bert.QuestionAnswering(task.config).to(dist.device)
+    together, alone = (scaling.step_seconds(dist, one.train(), loss_fn, make_loader(args, dist, task), args.grad_accum,
+                                            precision) for one in (model, plain.compiled() if args.compile else plain))
+    size, seconds = scaling.exchange_seconds(dist, task.config.parameters(), args.grad_accum, precision.dtype)
+    return {"alone_step_s": max(1e-9, step - max(0.0, together - alone)), "exchange_bytes": size, "exchange_s": seconds}
+
+
+def record(args, dist, task, model, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch, stopped):
+    """Leave the figures of this run of `steps` steps, which began after `first`, in --results-dir; to be called on all
+    ranks. A run that was stopped is in a hurry: what exchanging costs is not measured. Returns the path on rank 0."""
+    devices, hosts, memory, local_ranks = map(list, zip(*dist.gather_objects((
+        backend.device_name(dist.device), socket.gethostname(), backend.peak_memory(dist.device) / 1e9,
+        dist.local_rank)), strict=True))
+    dist.print_each(f"Memoria máxima: {memory[dist.rank]:.2f} GB")
+    if not steps:
+        return None
+    step = dist.broadcast_tree(statistics.median(reporter.step_times) if dist.main else None)
+    exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}
+    if dist.world_size > 1 and not stopped:
+        exchange |= exchange_figures(args, dist, task, model, loss_fn, precision, step)
+        exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
+    if not dist.main:
+        return None
+    samples, seconds = args.batch_size * args.grad_accum * dist.world_size, sum(reporter.step_times)
+    result = results.Result(
+        strategy="none" if dist.world_size == 1 else args.strategy, nodes=local_ranks.count(0),
+        processes=dist.world_size, devices=devices, hosts=hosts, threads=torch.get_num_threads(),
+        model=Path(args.model).name, parameters=task.config.parameters(), dataset=task.dataset,
+        dataset_sha256=task.sha256, train_examples=task.questions, max_len=args.max_len, batch_size=args.batch_size, grad_accum=args.grad_accum,
+        global_batch=samples, precision=precision.name, padding=args.padding, seed=args.seed,
+        epochs=steps / steps_per_epoch, steps=steps, resumed=first > 0, seconds=seconds,
+        samples_per_s=steps * samples / seconds, step_s=step, peak_memory_gb=memory, **exchange,
+        **{name: metrics.get(name) for name in ("val_loss", "exact_match", "f1")},
+        exit=results.SIGNALLED if stopped else results.COMPLETE,
+        versions={**pretrain.versions(), "cuda": torch.version.cuda})
+    try:
+        return results.save(args.results_dir, result)
+    except OSError as problem:  # the training itself is safe
+        reporter.say(f"Aviso: no se pudieron guardar las cifras en {args.results_dir!r} ({explain(problem)}).")
+        return None

@@ -1,0 +1,184 @@
+"""Published BERT weights: a folder or a name on the Hub in, a module out; and back, as other tools read them.
+
+A folder holds config.json, vocab.txt and model.safetensors, the files of the transformers library. Weights are read
+from safetensors alone: a format without code in it.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from aura.errors import UserError
+from aura.files import explain, write_bytes, write_json
+from aura.models.bert import BertConfig
+
+WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.json", "vocab.txt"
+# The state of a name on the Hub that is known to hold what we expect; others are taken as they are today.
+REVISIONS = {"bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
+             "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594"}
+FIELDS = {"vocab_size": "vocab_size", "max_position_embeddings": "seq_len", "num_hidden_layers": "n_layer",
+          "num_attention_heads": "n_head", "hidden_size": "n_embd", "intermediate_size": "n_ff",
+          "type_vocab_size": "n_types", "hidden_dropout_prob": "dropout",
+          "attention_probs_dropout_prob": "attention_dropout", "layer_norm_eps": "norm_eps"}
+OPTIONAL = {"type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"}
+BLOCK = {"attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+         "attention.output": ("attention.output.dense",), "norm_1": ("attention.output.LayerNorm",),
+         "mlp.inner": ("intermediate.dense",), "mlp.output": ("output.dense",), "norm_2": ("output.LayerNorm",)}
+
+
+@dataclass
+class Loaded:
+    """What came of reading weights: names of ours that were found, those that keep their fresh values, and names of the
+    file that nothing here uses."""
+
+    found: list = field(default_factory=list)
+    new: list = field(default_factory=list)
+    left: list = field(default_factory=list)
+
+    def __str__(self):
+        def some(names):
+            return ", ".join(names[:4]) + (f" y {len(names) - 4} más" if len(names) > 4 else "")
+
+        return (f"{len(self.found)} tensores cargados"
+                + (f"; nuevos, sin entrenar: {some(self.new)}" if self.new else "")
+                + (f"; sin usar: {some(self.left)}" if self.left else ""))
+
+
+def find(name, note=print):
+    """The folder that `name` means: itself, or a copy of what the Hub has under `owner/name[@revision]`.
+
+    Raises UserError when there is no such folder, or the Hub cannot be asked.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"--model {name!r}: no es una carpeta con {CONFIG}, {VOCABULARY} y {WEIGHTS}, ni un nombre del "
+                        "Hub; --model random:tiny no necesita ningún fichero")
+    plain, _, revision = name.partition("@")
+    revision = revision or REVISIONS.get(plain)
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as problem:
+        raise UserError(f"--model {name!r}: no hay una carpeta con ese nombre, y para traerlo del Hub hace falta el "
+                        "paquete huggingface_hub: pip install huggingface_hub; o --model random:tiny") from problem
+    note(f"Modelo {plain} del Hub{f', revisión {revision[:12]}' if revision else ', la última revisión'}...")
+    try:
+        return Path(snapshot_download(plain, revision=revision,
+                                      allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, "tokenizer_config.json"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as problem:
+        said = str(problem).strip().splitlines()[0][:160]
+        raise UserError(f"--model {name!r}: el Hub no lo da ({said}); compruebe el nombre y la red, o indique una "
+                        "carpeta") from problem
+
+
+def read_config(folder):
+    """The BertConfig of a folder's config.json. Raises UserError naming what is missing, or is not BERT."""
+    path = Path(folder, CONFIG)
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise UserError(f"--model: no se puede leer {str(path)!r} ({problem})") from problem
+    if not isinstance(given, dict) or given.get("model_type", "bert") != "bert":
+        kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
+        raise UserError(f"--model: {str(path)!r} describe un modelo {kind!r}, y aquí solo se entrena bert")
+    if missing := [name for name in FIELDS if name not in given and name not in OPTIONAL]:
+        raise UserError(f"--model: a {str(path)!r} le falta {', '.join(missing)}")
+    if given.get("hidden_act", "gelu") != "gelu" or given.get("position_embedding_type", "absolute") != "absolute":
+        raise UserError(f"--model: {str(path)!r} pide hidden_act {given.get('hidden_act')!r} y position_embedding_type "
+                        f"{given.get('position_embedding_type', 'absolute')!r}; aquí solo hay gelu y absolute")
+    values = {ours: given[theirs] for theirs, ours in FIELDS.items() if theirs in given}
+    if wrong := [f"{theirs} {given[theirs]!r}" for theirs, ours in FIELDS.items() if theirs in given
+                 and (isinstance(given[theirs], bool) or not isinstance(given[theirs], int | float)
+                      or given[theirs] < (ours in ("seq_len", "n_layer", "n_head", "n_embd", "n_ff", "vocab_size")))]:
+        raise UserError(f"--model: en {str(path)!r} no valen {', '.join(wrong)}")
+    return BertConfig(**values)
+
+
+def published_names(config):
+    """{our name: names in published files}; where there are several they are joined along the first axis."""
+    names = {"bert.tokens.weight": ("embeddings.word_embeddings.weight",),
+             "bert.positions.weight": ("embeddings.position_embeddings.weight",),
+             "bert.types.weight": ("embeddings.token_type_embeddings.weight",)}
+    modules = {"bert.norm": ("embeddings.LayerNorm",)}
+    for layer in range(config.n_layer):
+        modules |= {f"bert.layers.{layer}.{ours}": tuple(f"encoder.layer.{layer}.{part}" for part in theirs)
+                    for ours, theirs in BLOCK.items()}
+    for ours, theirs in modules.items():
+        for kind in ("weight", "bias"):
+            names[f"{ours}.{kind}"] = tuple(f"{part}.{kind}" for part in theirs)
+    names = {ours: tuple(f"bert.{part}" for part in theirs) for ours, theirs in names.items()}
+    return {**names, "head.weight": ("qa_outputs.weight",), "head.bias": ("qa_outputs.bias",)}
+
+
+def read_tensors(path):
+    """The tensors of a safetensors file under today's names: with the prefix `bert.`, weight and bias for gamma and
+    beta. Raises UserError when the file is missing, cut short or no such file."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as problem:
+        raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors") from problem
+    except (SafetensorError, OSError, ValueError, RuntimeError) as problem:
+        raise UserError(f"--model: {str(path)!r} está incompleto o no es un fichero safetensors "
+                        f"({str(problem).splitlines()[0][:120]}): cópielo otra vez") from problem
+    return {_today(name): tensor for name, tensor in tensors.items()}
+
+
+def _today(name):
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+
+
+@torch.no_grad()
+def load_weights(module, path):
+    """Put the tensors of the file `path` into `module`, a bert.QuestionAnswering; returns a Loaded.
+
+    Raises UserError, before anything is changed, when shapes differ, when the encoder is not whole, or for values that
+    are not finite.
+    """
+    tensors, report, ready, wrong = read_tensors(path), Loaded(), {}, []
+    for ours, parameter in module.state_dict().items():
+        theirs = published_names(module.config)[ours]
+        missing = [name for name in theirs if name not in tensors]
+        if missing:
+            report.new.append(ours)
+            if not ours.startswith("head."):
+                wrong.append(f"falta {missing[0]}")
+            continue
+        whole = torch.cat([tensors.pop(name) for name in theirs])
+        if whole.shape != parameter.shape:
+            wrong.append(f"{theirs[0]} es {list(whole.shape)} y el modelo espera {list(parameter.shape)}")
+        elif not whole.is_floating_point() or not torch.isfinite(whole).all():
+            wrong.append(f"{theirs[0]} tiene valores que no son números finitos")
+        report.found.append(ours)
+        ready[ours] = whole
+    if wrong:
+        more = f" (y {len(wrong) - 3} más)" if len(wrong) > 3 else ""
+        raise UserError(f"--model: {str(path)!r} no encaja con su {CONFIG}: {'; '.join(wrong[:3])}{more}")
+    report.left = sorted(name for name in tensors if not name.endswith("position_ids"))
+    module.load_state_dict(ready, strict=False)
+    return report
+
+
+def save_folder(folder, weights, config, vocabulary, lowercase):
+    """Write weights (our names, on the CPU), configuration and vocabulary as the transformers library and find() read
+    them. vocabulary: the bytes of vocab.txt. Raises UserError when the disk refuses."""
+    folder = Path(folder)
+    tensors = {}
+    for ours, theirs in published_names(config).items():
+        for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True):
+            tensors[name] = part.contiguous()
+    sizes = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / VOCABULARY, vocabulary)
+        write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "tokenizer_class": "BertTokenizer"})
+        write_json(folder / CONFIG, {"architectures": ["BertForQuestionAnswering"], "model_type": "bert",
+                                     "hidden_act": "gelu", "pad_token_id": 0, **sizes})
+        write_bytes(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
+    except OSError as problem:
+        raise UserError(f"no se pudo guardar el modelo en {str(folder)!r}: {explain(problem)}") from problem

@@ -1,0 +1,487 @@
+"""Extractive question answering in the format of SQuAD v1.1 (Rajpurkar et al. 2016): data, windows, answers, EM and F1.
+
+    train, validation, problems = open_data("squad")       or a file, a folder, the built-in sample
+    found = features(train, tokenizer)                     windows of 384 tokens with the answer's place
+    answers, n_best = predict(validation, features(validation, tokenizer), start_logits, end_logits)
+    evaluate(validation, answers)                          {"exact_match": 81.2, "f1": 88.5, ...}
+"""
+
+import contextlib
+import json
+import random
+import re
+import string
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from aura.corpus import HUB_NAME, SAMPLE_NAME
+from aura.errors import UserError
+from aura.files import explain
+
+SAMPLE = Path(__file__).with_name("squad_sample.json")
+HUB = {"squad": ("rajpurkar/squad", None)}
+NOWHERE = -1  # start of an answer that is not where its file says
+MOST_VALIDATION = 5  # of examples that are split, at most one in 5 goes to validation
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+KINDS = {list: "una lista", str: "un texto", int: "un número entero"}
+
+
+@dataclass
+class Example:
+    """A question about a context. answers: (text, number of its first character in the context or NOWHERE)."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[tuple[str, int]]
+    title: str = ""
+
+    def place(self):
+        """(start, end) of the first answer that is where it says, as characters of the context, or None."""
+        return next(((start, start + len(text)) for text, start in self.answers if start != NOWHERE), None)
+
+
+@dataclass
+class Problems:
+    """What was wrong with a source of questions: how often for each reason, and where first."""
+
+    counts: Counter = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self):
+        return bool(self.counts)
+
+    def add(self, reason, where):
+        self.counts[reason] += 1
+        self.first.setdefault(reason, where)
+
+    @contextlib.contextmanager
+    def noting(self, where):
+        """Leave out what the block finds unusable, and count it."""
+        try:
+            yield
+        except _Unusable as problem:
+            self.add(str(problem), where)
+
+    def lines(self):
+        """One line of Spanish for each reason, the most frequent first."""
+        return [f"{count} {'vez' if count == 1 else 'veces'}: {reason} (la primera, {self.first[reason]})"
+                for reason, count in self.counts.most_common()]
+
+
+class _Unusable(Exception):
+    """A record that cannot be used; the message says why."""
+
+
+# ---- Data -----------------------------------------------------------------------------------------------------------
+
+
+def open_data(name, flag="--dataset"):
+    """(training examples, validation examples or None, Problems) of what is called `name`.
+
+    name: a file, a folder with train*.json and dev*.json (or val*.json), 'muestra' for the built-in sample, 'squad' or
+    owner/name[:configuration] on the Hub. flag: the argument that error messages name. Where there is validation,
+    training examples without an answer that can be found are left out, as `split` does otherwise. Raises UserError for
+    what cannot be read and where no question is left.
+    """
+    path = Path(name).expanduser()
+    on_hub = None if path.parent.is_dir() else HUB_NAME.fullmatch(name)  # a slip in a path must not wait for the Hub
+    if name == SAMPLE_NAME:
+        train, problems = read(SAMPLE)
+        return train, None, problems
+    problems = Problems()
+    if path.is_dir():
+        files = [_only(path, "train*.json"), _only(path, "dev*.json", "val*.json")]
+        if files[0] is None:
+            raise UserError(f"{flag} {name!r}: la carpeta no contiene ningún train*.json con las preguntas")
+        parts = [file and _examples(_from_file(file, problems), problems, file) for file in files]
+    elif path.exists():
+        parts = [_examples(_from_file(path, problems), problems, path), None]
+    elif name in HUB or on_hub:
+        parts = _from_hub(*(HUB.get(name) or on_hub.groups()), problems)
+    else:
+        raise UserError(f"{flag} {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
+                        "propietario/nombre, o la ruta de un .json de SQuAD v1.1 o de una carpeta con train*.json y "
+                        "dev*.json")
+    train, validation = parts
+    return (train, None, problems) if validation is None else (_trainable(train, name), validation, problems)
+
+
+def read(path):
+    """(examples, Problems) of a file in the format of SQuAD v1.1.
+
+    Left out and counted: records without what they should have, repeated ids, questions without answers (v2's too).
+    Only counted: answers that are not where they say; they remain for evaluation. Raises UserError for a file that
+    cannot be read, is not JSON, has no "data", or in which no question is left.
+    """
+    problems = Problems()
+    return _examples(_from_file(Path(path), problems), problems, path), problems
+
+
+def split(examples, validation, seed=0):
+    """(training examples, validation examples): about `validation` questions are set aside, at most a fifth of all.
+
+    The questions about one context stay together, which are set aside depends on `seed` alone, and the order remains.
+    Training examples without an answer that can be found are left out. Raises UserError when one part would be empty.
+    """
+    sizes = Counter(example.context for example in examples)
+    contexts = sorted(sizes)
+    random.Random(seed).shuffle(contexts)
+    room = max(1, min(validation, len(examples) // MOST_VALIDATION))
+    chosen = set()
+    for context in contexts:
+        if sizes[context] <= room or not chosen:
+            chosen.add(context)
+            room -= sizes[context]
+        if room <= 0:
+            break
+    train = [example for example in examples if example.context not in chosen]
+    if not train:
+        raise UserError("no quedan preguntas para entrenar: todas son del mismo párrafo; dé más datos, o una carpeta "
+                        "con train*.json y dev*.json")
+    return _trainable(train), [example for example in examples if example.context in chosen]
+
+
+def _trainable(examples, source="los datos"):
+    usable = [example for example in examples if example.place()]
+    if not usable:
+        raise UserError(f"{source}: ninguna respuesta de entrenamiento está donde dice answer_start; corríjalos")
+    return usable
+
+
+def _only(folder, *patterns):
+    """The one file of `folder` with such a name, None where there is none."""
+    found = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    if len(found) > 1:
+        raise UserError(f"la carpeta {str(folder)!r} tiene más de un {patterns[0]}: deje solo uno de "
+                        f"{', '.join(file.name for file in found)}")
+    return found[0] if found else None
+
+
+def _examples(records, problems, source):
+    """The usable ones of `records`, (where, title, context, question) each, in order."""
+    examples = {}
+    for where, title, context, record in records:
+        with problems.noting(where):
+            example = _example(title, context, record, lambda where=where: problems.add(
+                "una respuesta no está donde dice answer_start: no se entrena con ella", where))
+            if example.id in examples:
+                raise _Unusable("el id ya es de otra pregunta: esta no se usa")
+            examples[example.id] = example
+    if not examples:
+        reasons = "; ".join(problems.lines()) or "está vacío"
+        raise UserError(f"{str(source)!r}: ninguna pregunta que se pueda usar ({reasons})")
+    return list(examples.values())
+
+
+def _example(title, context, record, misplaced):
+    """The Example of one element of "qas"; calls `misplaced` for each answer that is not where it says."""
+    if isinstance(record, dict) and record.get("is_impossible"):
+        raise _Unusable("pregunta sin respuesta posible (SQuAD v2), que no se admite: no se usa")
+    name, question = _take(record, "id", str), _take(record, "question", str)
+    answers = []
+    for answer in _take(record, "answers", list):
+        text, start = _take(answer, "text", str), _take(answer, "answer_start", int)
+        if not text.strip():
+            raise _Unusable("respuesta vacía: la pregunta no se usa")
+        if start < 0 or not context.startswith(text, start):
+            misplaced()
+            start = NOWHERE
+        answers.append((text, start))
+    if not answers:
+        raise _Unusable("pregunta sin respuestas: no se usa")
+    return Example(name, question, context, answers, title if isinstance(title, str) else "")
+
+
+def _take(record, key, kind):
+    """record[key], which must be of this type."""
+    value = record.get(key) if isinstance(record, dict) else None
+    if type(value) is not kind:  # True is an int, and no place in a text
+        raise _Unusable(f"falta «{key}», o no es {KINDS[kind]}: no se usa")
+    if kind is str and not _encodable(value):
+        raise _Unusable(f"«{key}» contiene medio carácter (sustituto suelto): no se usa")
+    return value
+
+
+def _encodable(text):
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # "\ud800" is valid JSON and not a character
+        return False
+    return True
+
+
+def _from_file(path, problems):
+    """Yield (where, title, context, element of "qas") for each question of a file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if not text.strip():
+            raise UserError(f"{str(path)!r}: el fichero está vacío; vuelva a descargarlo")
+        articles = _take(json.loads(text), "data", list)
+    except OSError as problem:
+        raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
+    except json.JSONDecodeError as problem:
+        raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "
+                        "corríjalo o vuelva a descargarlo") from problem
+    except (ValueError, RecursionError) as problem:
+        raise UserError(f"{str(path)!r}: no es JSON que se pueda leer ({problem})") from problem
+    except _Unusable as problem:
+        raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data»"
+                        ) from problem
+    for a, article in enumerate(articles):
+        with problems.noting(f"{path.name}: data[{a}]"):
+            for p, paragraph in enumerate(_take(article, "paragraphs", list)):
+                where = f"{path.name}: data[{a}].paragraphs[{p}]"
+                with problems.noting(where):
+                    context = _take(paragraph, "context", str)
+                    for q, record in enumerate(_take(paragraph, "qas", list)):
+                        yield f"{where}.qas[{q}]", article.get("title"), context, record
+
+
+def _from_hub(repository, configuration, problems):
+    """[training, validation or None] examples of a data set on the Hub with the columns of `rajpurkar/squad`."""
+    try:
+        import datasets
+    except ImportError as problem:
+        raise UserError("para leer preguntas de Hugging Face falta el paquete «datasets»: instálelo con "
+                        "`pip install datasets`, o dé la ruta de un .json de SQuAD v1.1") from problem
+    datasets.disable_progress_bars()
+    try:
+        tables = dict(datasets.load_dataset(repository, configuration))
+    except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
+        line = " ".join(str(problem).split())
+        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({type(problem).__name__}: {line[:240]}): "
+                        "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
+                        "dé la ruta de un .json de SQuAD v1.1") from problem
+    names = ["train", "validation"] if "train" in tables else sorted(tables)[:1]
+    parts = [_examples(_from_table(tables[name], f"{repository}: {name}", problems), problems, repository)
+             for name in names if name in tables]
+    return [*parts, None][:2]
+
+
+def _from_table(table, name, problems):
+    """Yield (where, title, context, question as an element of "qas") for each row."""
+    for number, row in enumerate(table):
+        where = f"{name}[{number}]"
+        with problems.noting(where):
+            answers = row.get("answers") if isinstance(row.get("answers"), dict) else {}
+            pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
+            record = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
+            yield where, row.get("title"), _take(row, "context", str), record
+
+
+# ---- Windows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Features:
+    """The windows of a list of examples: [CLS] question [SEP] part of the context [SEP].
+
+    ids: int32 [tokens], window i is ids[offsets[i]:offsets[i + 1]]. offsets: int64 [windows + 1]. Then int32 [windows]:
+    example: number of its example, never falling. context_at: position of its first context token; the token type is 0
+    before it and 1 from there on. start, end: positions of the answer's first and last token, both 0, [CLS], where the
+    answer is not whole inside. max_from, max_to: the positions from, and before, which this window is the one that
+    shows most context around a token.
+    first_token: int64 [windows], number of its first context token in char_starts and char_ends: int32 [tokens of all
+    distinct contexts], offsets of each into its context.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    example: np.ndarray
+    context_at: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    max_from: np.ndarray
+    max_to: np.ndarray
+    first_token: np.ndarray
+    char_starts: np.ndarray
+    char_ends: np.ndarray
+
+    def __len__(self):
+        return len(self.example)
+
+    @property
+    def lengths(self):
+        """Tokens of each window, int64 [windows]."""
+        return np.diff(self.offsets)
+
+
+def features(examples, tokenizer, max_len=384, stride=128, question_len=64):
+    """The Features of `examples` as BERT's run_squad makes them.
+
+    max_len: tokens of a window at most. stride: tokens by which the next window of a long context begins later.
+    question_len: tokens of a question at most, the rest is cut off. The answer's tokens are those that cover its
+    characters. Raises UserError when windows would leave out parts of a context.
+    """
+    room = max_len - question_len - 3
+    if not 1 <= stride <= room or question_len < 1:
+        raise UserError(f"ventanas de {max_len} tokens cada {stride} con preguntas de hasta {question_len} dejarían "
+                        f"contexto sin leer: el paso debe estar entre 1 y {max_len} - {question_len} - 3 = {room}")
+    contexts, tokens = {}, 0
+    for example in examples:
+        if example.context not in contexts:
+            contexts[example.context] = (tokens, *tokenizer.encode(example.context))
+            tokens += len(contexts[example.context][1])
+    cls, sep = (np.array([number], np.int32) for number in (tokenizer.cls_id, tokenizer.sep_id))
+    pieces, rows = [], []
+    for number, example in enumerate(examples):
+        base, ids, starts, ends = contexts[example.context]
+        question = tokenizer.encode(example.question)[0][:question_len]
+        at, size = len(question) + 2, max_len - len(question) - 3
+        answer = _answer_tokens(example.place(), starts, ends)
+        firsts = range(0, max(1, len(ids) - size + stride), stride)
+        for first, (low, high) in zip(firsts, _maximum_contexts(firsts, size, len(ids)), strict=True):
+            part = ids[first:first + size]
+            whole = answer and first <= answer[0] and answer[1] < first + size
+            place = [at + token - first for token in answer] if whole else [0, 0]
+            pieces += [cls, question, sep, part, sep]
+            rows.append((number, at, *place, at + low, at + high, base + first, at + len(part) + 1))
+    columns = np.array(rows, np.int64).reshape(-1, 8).T
+    offsets = np.concatenate([[0], np.cumsum(columns[7])])
+    known = [(starts, ends) for _, _, starts, ends in contexts.values()]
+    return Features(_joined(pieces), offsets, *columns[:6].astype(np.int32), columns[6].copy(),
+                    _joined([starts for starts, _ in known]), _joined([ends for _, ends in known]))
+
+
+def _joined(arrays):
+    return np.concatenate([np.zeros(0, np.int32), *arrays])
+
+
+def _answer_tokens(place, starts, ends):
+    """(first, last) of the context's tokens that cover the characters of `place`; None where there are none."""
+    if place is None:
+        return None
+    first = int(np.searchsorted(ends, place[0], side="right"))
+    last = int(np.searchsorted(starts, place[1], side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _maximum_contexts(firsts, size, tokens):
+    """For each window [from, to), counted from its first token, of what no other shows with more context around.
+
+    The context of a token is the smaller one of its two sides, plus a hundredth of the window's length, so that of two
+    equal ones the longer window counts, or else the earlier. What is a window's own is in one piece: two windows'
+    difference never rises from left to right.
+    """
+    if len(firsts) == 1:
+        return [(0, tokens)]
+    best, owner = np.full(tokens, -np.inf), np.zeros(tokens, np.int64)
+    for number, first in enumerate(firsts):
+        count = min(size, tokens - first)
+        place = np.arange(count)
+        score = np.minimum(place, count - 1 - place) + 0.01 * count
+        better = score > best[first:first + count]
+        best[first:first + count][better] = score[better]
+        owner[first:first + count][better] = number
+    bounds = np.searchsorted(owner, np.arange(len(firsts) + 1)).tolist()
+    return [(low - first, high - first) for first, low, high in zip(firsts, bounds, bounds[1:], strict=False)]
+
+
+# ---- Answers --------------------------------------------------------------------------------------------------------
+
+
+def predict(examples, found, start_logits, end_logits, n_best=20, longest=30):
+    """({id: answer}, {id: [{"text", "probability", "start_logit", "end_logit"}, best first]}) by run_squad's rules.
+
+    found: the Features of `examples`. start_logits, end_logits: for each window and token, of any floating type:
+    [windows, length of the longest or more], or [tokens] in the order of found.ids, or a list of one array per window.
+    n_best: starts and ends looked at per window, and answers kept per question, each text once. longest: tokens of an
+    answer at most.
+
+    An answer starts in the window that shows most context around it, lies within the context, and is the one with the
+    greatest sum of logits over all windows. The n_best are chosen among the context's tokens, so the question and the
+    padding cannot push out an answer. The text is cut from the context by the tokens' offsets. The original has no
+    offsets: it looks for the tokens' text in the words around, and gives whole words where the two do not align.
+    """
+    candidates = [[] for _ in examples]
+    for window, number in enumerate(found.example):
+        scores = [np.asarray(_row(logits, found, window), np.float64) for logits in (start_logits, end_logits)]
+        candidates[number].append((found.first_token[window], *_spans(found, window, *scores, n_best, longest)))
+    lists = {example.id: _n_best(example, windows, found, n_best)
+             for example, windows in zip(examples, candidates, strict=True)}
+    return {name: answers[0]["text"] for name, answers in lists.items()}, lists
+
+
+def _row(logits, found, window):
+    if isinstance(logits, np.ndarray) and logits.ndim == 1:
+        return logits[found.offsets[window]:found.offsets[window + 1]]
+    return logits[window]
+
+
+def _spans(found, window, start_logits, end_logits, n_best, longest):
+    """(first tokens, last tokens, their logits, theirs) of a window's spans, counted from its first context token."""
+    at = found.context_at[window]
+    low, high = found.max_from[window], found.max_to[window]
+    end = found.offsets[window + 1] - found.offsets[window] - 1
+    first = low - at + np.argsort(-start_logits[low:high], kind="stable")[:n_best]
+    last = np.argsort(-end_logits[at:end], kind="stable")[:n_best]
+    sizes = last - first[:, None]
+    finite = np.isfinite(start_logits[at + first])[:, None] & np.isfinite(end_logits[at + last])
+    rows, columns = np.nonzero((sizes >= 0) & (sizes < longest) & finite)
+    first, last = first[rows], last[columns]
+    return first, last, start_logits[at + first], end_logits[at + last]
+
+
+def _n_best(example, windows, found, n_best):
+    """The best answers to one question over all its windows."""
+    starts = np.concatenate([base + first for base, first, _, _, _ in windows] or [[]])
+    ends = np.concatenate([base + last for base, _, last, _, _ in windows] or [[]])
+    logits = [np.concatenate([window[k] for window in windows] or [[]]) for k in (3, 4)]
+    answers = {}
+    for k in np.argsort(-(logits[0] + logits[1]), kind="stable"):
+        text = _text(example.context, found.char_starts[starts[k]], found.char_ends[ends[k]])
+        if text not in answers:
+            answers[text] = (float(logits[0][k]), float(logits[1][k]))
+            if len(answers) == n_best:
+                break
+    answers = answers or {"": (0.0, 0.0)}
+    scores = np.array([sum(pair) for pair in answers.values()])
+    weights = np.exp(scores - scores.max())
+    return [{"text": text, "probability": float(weight), "start_logit": pair[0], "end_logit": pair[1]}
+            for (text, pair), weight in zip(answers.items(), weights / weights.sum(), strict=True)]
+
+
+def _text(context, start, end):
+    """A part of the context, with the accents that follow its last letter: a normalised token ends before them."""
+    while end < len(context) and unicodedata.combining(context[end]):
+        end += 1
+    return context[start:end]
+
+
+# ---- Evaluation -----------------------------------------------------------------------------------------------------
+
+
+def evaluate(examples, answers):
+    """{"exact_match", "f1": percentages, "total": questions, "missing": those without an answer, which count as 0}.
+
+    answers: {id: text}. As SQuAD v1.1's official script: texts are compared in lower case, without ASCII punctuation
+    and without the English articles, in Spanish too; of several right answers the best match counts.
+    """
+    exact, f1, missing = 0.0, 0.0, 0
+    for example in examples:
+        if example.id not in answers:
+            missing += 1
+            continue
+        words = _normal_words(answers[example.id])
+        truths = [_normal_words(text) for text, _ in example.answers]
+        exact += words in truths
+        f1 += max(_f1(words, truth) for truth in truths)
+    total = max(1, len(examples))
+    return {"exact_match": 100 * exact / total, "f1": 100 * f1 / total, "total": len(examples), "missing": missing}
+
+
+def _normal_words(text):
+    text = text.lower().translate(PUNCTUATION)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def _f1(words, truth):
+    common = (Counter(words) & Counter(truth)).total()
+    return 2 * common / (len(words) + len(truth)) if common else 0.0

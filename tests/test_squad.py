@@ -1,0 +1,404 @@
+"""Questions from files and from the Hub, their windows, answers and scores, against plain definitions of each."""
+
+import collections
+import importlib.util
+import json
+import random
+import re
+import string
+
+import numpy as np
+import pytest
+
+from aura import squad, wordpiece
+from aura.errors import UserError
+from tests.hub import Hub
+from tests.support import Process
+
+SMALL = {"max_len": 40, "stride": 14, "question_len": 8}  # several windows for each context of the sample
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return squad.read(squad.SAMPLE)[0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(examples):
+    return wordpiece.WordPiece(wordpiece.learn([text for e in examples for text in (e.context, e.question)], 700))
+
+
+@pytest.fixture(scope="module")
+def found(examples, tokenizer):
+    return squad.features(examples, tokenizer, **SMALL)
+
+
+# ---- Data -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_is_what_it_says():
+    examples, problems = squad.read(squad.SAMPLE)
+    assert not problems and problems.lines() == []
+    assert len(examples) >= 80 and len({example.id for example in examples}) == len(examples)
+    counts = collections.Counter(example.context for example in examples)
+    assert len(counts) >= 12 and min(counts.values()) >= 5
+    assert all(60 <= len(context.split()) <= 110 for context in counts)
+    for example in examples:
+        [(text, start)] = example.answers
+        assert example.context[start:start + len(text)] == text and example.title
+        assert example.context.count(text) == 1 or start != example.context.find(text) or len(text) < 12
+    train, validation, problems = squad.open_data("muestra")
+    assert (train, validation, problems.lines()) == (examples, None, [])
+
+
+CONTEXT = "Ana vive en Soria."
+
+
+def question(name, text="Soria", start=12, **other):
+    return {"id": name, "question": "¿Dónde?", "answers": [{"text": text, "answer_start": start}], **other}
+
+
+def document(*questions, context=CONTEXT):
+    return {"version": "1.1", "data": [{"title": "Ana", "paragraphs": [{"context": context, "qas": list(questions)}]}]}
+
+
+def write(path, content, encoding="utf-8"):
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding=encoding)
+    return path
+
+
+def test_what_cannot_be_used_is_named_and_counted(tmp_path):
+    content = document(
+        question("good"), question("moved", start=11), question("moved too", start=-6), question("good"),
+        question("v2", is_impossible=True), question("none", answers=[]), question("empty", " ", 3),
+        question("true", start=True), question("no text", text=None), question(7), question("half", "\ud800"), "text",
+        question("two", answers=[{"text": "en", "answer_start": 0}, {"text": "Ana", "answer_start": 0}]))
+    content["data"] += [{"title": "no paragraphs"}, None, {"paragraphs": [{"qas": []}, {"context": CONTEXT, "qas": 3}]}]
+    examples, problems = squad.read(write(tmp_path / "mal.json", content, "utf-8-sig"))
+    assert [(e.id, e.answers) for e in examples] == [
+        ("good", [("Soria", 12)]), ("moved", [("Soria", -1)]), ("moved too", [("Soria", -1)]),
+        ("two", [("en", -1), ("Ana", 0)])]
+    assert [example.place() for example in examples] == [(12, 17), None, None, (0, 3)]
+    qas = "mal.json: data[0].paragraphs[0].qas"
+    assert problems.lines()[0] == (
+        f"3 veces: una respuesta no está donde dice answer_start: no se entrena con ella (la primera, {qas}[1])")
+    assert sorted(problems.counts.values()) == [1] * 9 + [2, 2, 3]
+    lines = "\n".join(problems.lines())
+    for part in (f"el id ya es de otra pregunta: esta no se usa (la primera, {qas}[3])",
+                 f"pregunta sin respuesta posible (SQuAD v2), que no se admite: no se usa (la primera, {qas}[4])",
+                 f"pregunta sin respuestas: no se usa (la primera, {qas}[5])", "respuesta vacía",
+                 "falta «answer_start», o no es un número entero", "falta «text», o no es un texto",
+                 f"2 veces: falta «id», o no es un texto: no se usa (la primera, {qas}[9])", "medio carácter",
+                 "2 veces: falta «paragraphs», o no es una lista: no se usa (la primera, mal.json: data[1])",
+                 "falta «context»", "falta «qas», o no es una lista: no se usa (la primera, mal.json: "
+                 "data[3].paragraphs[1])"):
+        assert part in lines
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("", "el fichero está vacío"),
+    ('{"data": [}', "línea 1, columna 11: no es JSON válido"),
+    ('{"data":\n [1,\n', "línea 3, columna 1: no es JSON válido"),
+    ("[]", "no tiene el formato de SQuAD v1.1"),
+    ('{"data": {}}', "no tiene el formato de SQuAD v1.1"),
+    ('{"data": []}', "ninguna pregunta que se pueda usar .está vacío"),
+    ("[" * 100_000, "no es JSON que se pueda leer"),
+    ('{"data": ' + "9" * 5000 + "}", "no es JSON que se pueda leer"),
+    (document(question("a", answers=[])), "ninguna pregunta que se pueda usar .1 vez: pregunta sin respuestas"),
+])
+def test_files_that_cannot_be_read(tmp_path, content, message):
+    path = write(tmp_path / "mal.json", content)
+    with pytest.raises(UserError, match=f"mal.json'(, |: ){message}"):
+        squad.open_data(str(path))
+
+
+def test_files_that_are_not_text(tmp_path):
+    (tmp_path / "latin.json").write_bytes('{"data": "ñ"}'.encode("latin-1"))
+    with pytest.raises(UserError, match="no es UTF-8 válido .byte 10."):
+        squad.read(tmp_path / "latin.json")
+    with pytest.raises(UserError, match="no se puede leer .no existe."):
+        squad.read(tmp_path / "nada.json")
+
+
+def test_a_folder_and_names_that_are_not(tmp_path):
+    with pytest.raises(UserError, match=r"--datos .*no contiene ningún train\*.json"):
+        squad.open_data(str(tmp_path), flag="--datos")
+    write(tmp_path / "train-v1.1.json", document(question("a"), question("moved", start=3)))
+    train, validation, problems = squad.open_data(str(tmp_path))
+    assert ([e.id for e in train], validation) == (["a", "moved"], None)  # split leaves it out
+    write(tmp_path / "dev-v1.1.json", document(question("b"), question("moved", start=3)))
+    train, validation, problems = squad.open_data(str(tmp_path))
+    assert ([e.id for e in train], [e.id for e in validation]) == (["a"], ["b", "moved"])
+    assert problems.lines()[0].startswith("2 veces: una respuesta no está donde dice answer_start")
+    assert "train-v1.1.json: data[0].paragraphs[0].qas[1]" in problems.lines()[0]
+    write(tmp_path / "validation.json", document(question("b")))
+    with pytest.raises(UserError, match="deje solo uno de dev-v1.1.json, validation.json"):
+        squad.open_data(str(tmp_path))
+    (tmp_path / "validation.json").unlink()
+    write(tmp_path / "train-v1.1.json", document(question("moved", start=3)))
+    with pytest.raises(UserError, match="ninguna respuesta de entrenamiento está donde dice"):
+        squad.open_data(str(tmp_path))
+    with pytest.raises(UserError, match="--dataset '.*/nada.json': no existe; use muestra, squad, otro nombre del Hub"):
+        squad.open_data(str(tmp_path / "nada.json"))
+
+
+READ = """
+import sys
+from aura import squad
+for name in sys.argv[1:]:
+    try:
+        *parts, problems = squad.open_data(name)
+        print([part and [e.id for e in part] for part in parts], problems.lines())
+    except squad.UserError as problem:
+        print(problem)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
+def test_the_hub(tmp_path):
+    rows = [{"id": name, "title": "Ana", "context": CONTEXT, "question": "¿Dónde?",
+             "answers": {"text": ["Soria"] * copies, "answer_start": [start] * copies}}
+            for name, copies, start in [("a", 1, 12), ("b", 3, 12), ("c", 0, 0), ("d", 1, 9)]]
+    for name, splits in {"rajpurkar/squad": ["train", "validation"], "yo/preguntas": ["test"],
+                         "yo/train": ["train"]}.items():
+        for split in splits:
+            path = tmp_path / "hub" / name / f"{split}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(map(json.dumps, rows)))
+    with Hub(tmp_path / "hub") as hub:
+        code, out = Process(["-c", READ, "squad", "yo/preguntas", "yo/train", "yo/nada"], tmp_path,
+                            **hub.environment(tmp_path / "cache")).finish()
+    assert code == 0
+    assert "[['a', 'b'], ['a', 'b', 'd']]" in out and "2 veces: pregunta sin respuestas" in out
+    assert "(la primera, rajpurkar/squad: train[2])" in out
+    assert out.count("[['a', 'b', 'd'], None] ['1 vez: pregunta sin respuestas") == 2  # one split: to be split
+    assert "no se puede leer 'yo/nada' de Hugging Face" in out
+
+
+def test_the_hub_without_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(UserError, match="pip install datasets"):
+        squad.open_data("squad")
+
+
+def test_split_keeps_paragraphs_together(examples):
+    train, validation = squad.split(examples, 15)
+    assert 10 <= len(validation) <= 15 and len(train) + len(validation) == len(examples)
+    assert not {e.context for e in train} & {e.context for e in validation}
+    order = {example.id: number for number, example in enumerate(examples)}
+    for part in (train, validation):
+        assert [order[e.id] for e in part] == sorted(order[e.id] for e in part)
+    assert squad.split(examples, 15) == (train, validation)
+    assert squad.split(list(reversed(examples)), 15)[1] == validation[::-1]
+    assert squad.split(examples, 15, seed=1)[1] != validation
+    assert len(squad.split(examples, 500)[1]) <= len(examples) // 5
+    moved = squad.Example("m", "¿?", examples[0].context, [("nada", -1)])
+    parts = [squad.split([*examples, moved], 15, seed) for seed in range(12)]
+    assert not any(moved in train for train, _ in parts) and any(moved in validation for _, validation in parts)
+    with pytest.raises(UserError, match="todas son del mismo párrafo"):
+        squad.split(examples[:3], 1)
+
+
+# ---- Windows --------------------------------------------------------------------------------------------------------
+
+
+def windows_by_definition(example, tokenizer, max_len, stride, question_len):
+    """(ids, context_at, start, end, [(first, after) character of each context token], [whether the maximum context])"""
+    asked = tokenizer.encode(example.question)[0].tolist()[:question_len]
+    ids, starts, ends = (array.tolist() for array in tokenizer.encode(example.context))
+    room, spans, begin = max_len - len(asked) - 3, [], 0
+    while True:
+        spans.append((begin, min(begin + room, len(ids))))
+        if begin + room >= len(ids):
+            break
+        begin += stride
+    text, place = example.answers[0]
+    answer = [n for n in range(len(ids)) if starts[n] < place + len(text) and ends[n] > place]
+
+    def context_score(token, span):
+        return min(token - span[0], span[1] - 1 - token) + 0.01 * (span[1] - span[0])
+
+    for low, high in spans:
+        at = len(asked) + 2
+        inside = answer and low <= answer[0] and answer[-1] < high
+        most = []
+        for token in range(low, high):
+            scores = [(context_score(token, span), -span[0]) for span in spans if span[0] <= token < span[1]]
+            most.append(max(scores)[1] == -low)
+        yield ([tokenizer.cls_id, *asked, tokenizer.sep_id, *ids[low:high], tokenizer.sep_id], at,
+               at + answer[0] - low if inside else 0, at + answer[-1] - low if inside else 0,
+               list(zip(starts[low:high], ends[low:high], strict=True)), most)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, {"max_len": 24, "stride": 13, "question_len": 8},
+                                   {"max_len": 384, "stride": 128, "question_len": 64},
+                                   {"max_len": 384, "stride": 250, "question_len": 64}])
+def test_windows(examples, tokenizer, sizes):
+    long = " ".join(dict.fromkeys(example.context for example in examples[:40]))
+    examples = [*examples, squad.Example("long", "¿Qué?", long, [("Ebro", 3)])]
+    found = squad.features(examples, tokenizer, **sizes)
+    expected = [(number, *window) for number, example in enumerate(examples)
+                for window in windows_by_definition(example, tokenizer, **sizes)]
+    assert len(found) == len(expected) and found.lengths.sum() == len(found.ids) == found.offsets[-1]
+    assert found.lengths.max() <= sizes["max_len"]
+    for i, (number, ids, at, start, end, characters, most) in enumerate(expected):
+        assert found.ids[found.offsets[i]:found.offsets[i + 1]].tolist() == ids
+        assert (found.example[i], found.context_at[i], found.start[i], found.end[i]) == (number, at, start, end)
+        part = slice(found.first_token[i], found.first_token[i] + len(characters))
+        pairs = zip(found.char_starts[part].tolist(), found.char_ends[part].tolist(), strict=True)
+        assert list(pairs) == characters
+        assert [found.max_from[i] <= at + n < found.max_to[i] for n in range(len(most))] == most
+    wide = {name for name, array in vars(found).items() if array.dtype == np.int64}
+    assert wide == {"offsets", "first_token"}
+    assert {array.dtype for array in vars(found).values()} == {np.dtype("int32"), np.dtype("int64")}
+    assert (found.start > 0).sum() >= (len(examples) if sizes["max_len"] > 24 else 40)
+
+
+def test_windows_of_the_unusual(tokenizer):
+    several = [squad.Example("no context", "¿Qué?", "", [("x", -1)]),
+               squad.Example("no question", "", "La Luna", [("La", 0)]),
+               squad.Example("between signs", "¿Qué?", "(Ebro)", [("Ebro", 1)]),
+               squad.Example("part of a word", "¿Qué?", "El Ebro nace", [("bro", 4)]),
+               squad.Example("not a token", "¿Qué?", "El \u200b Ebro", [("\u200b", 3)]),
+               squad.Example("nowhere", "¿Qué?", "El Ebro", [("Tajo", -1), ("Ebro", 3)])]
+    found = squad.features(several, tokenizer)
+    assert found.example.tolist() == list(range(6)) and found.lengths[0] == found.context_at[0] + 1
+    assert found.context_at[1] == 2
+    assert [start > 0 for start in found.start] == [False, True, True, True, False, True]
+    answers, _ = squad.predict(several, found, *gold(found))
+    assert answers["no context"] == "" and answers["no question"] == "La" and answers["nowhere"] == "Ebro"
+    assert answers["between signs"] == "Ebro"
+    assert "bro" in answers["part of a word"]
+    nothing = squad.features([], tokenizer)
+    assert len(nothing) == len(nothing.ids) == 0 and nothing.offsets.tolist() == [0]
+    assert squad.predict([], nothing, np.zeros(0), np.zeros(0)) == ({}, {})
+
+
+@pytest.mark.parametrize("sizes", [(40, 30, 8), (40, 0, 8), (12, 1, 9), (40, 5, 0)])
+def test_windows_that_leave_gaps_are_refused(examples, tokenizer, sizes):
+    with pytest.raises(UserError, match="dejarían contexto sin leer"):
+        squad.features(examples, tokenizer, *sizes)
+
+
+# ---- Answers --------------------------------------------------------------------------------------------------------
+
+
+def gold(found):
+    """Logits, in the order of the tokens, of a model that knows the answers."""
+    logits = np.zeros((2, len(found.ids)))
+    logits[0, found.offsets[:-1] + found.start] = logits[1, found.offsets[:-1] + found.end] = 9
+    return logits
+
+
+def test_right_logits_give_right_answers(examples, tokenizer):
+    found = squad.features(examples, tokenizer)
+    answers, lists = squad.predict(examples, found, *gold(found))
+    assert squad.evaluate(examples, answers) == {"exact_match": 100, "f1": 100, "total": len(examples), "missing": 0}
+    assert all(answers[name] == entries[0]["text"] for name, entries in lists.items())
+
+
+def predicted_by_definition(example, windows, n_best, longest):
+    """run_squad's n-best, in plain loops. windows: (characters, most, start logits, end logits) of context tokens."""
+    candidates = []
+    for characters, most, starts, ends in windows:
+        tokens = range(len(characters))
+        best_ends = sorted(tokens, key=lambda n: -ends[n])[:n_best]  # noqa: B023
+        for first in sorted((n for n in tokens if most[n]), key=lambda n: -starts[n])[:n_best]:  # noqa: B023
+            candidates += [(starts[first] + ends[last], example.context[characters[first][0]:characters[last][1]])
+                           for last in best_ends if first <= last < first + longest]
+    kept = {}
+    for score, text in sorted(candidates, key=lambda candidate: -candidate[0]):
+        kept.setdefault(text, score)
+    kept = list(kept.items())[:n_best]
+    total = sum(np.exp(score) for _, score in kept)
+    return [(text, pytest.approx(np.exp(score) / total)) for text, score in kept]
+
+
+@pytest.mark.parametrize(("n_best", "longest"), [(20, 30), (3, 4)])
+def test_answers_are_run_squads(examples, tokenizer, found, n_best, longest):
+    logits = np.random.default_rng(0).integers(-12, 12, size=(2, len(found.ids))) / 4  # many are equal
+    answers, lists = squad.predict(examples, found, *logits, n_best=n_best, longest=longest)
+    i = 0
+    for example in examples:
+        windows = []
+        for _, at, _, _, characters, most in windows_by_definition(example, tokenizer, **SMALL):
+            rows = logits[:, found.offsets[i] + at:found.offsets[i + 1] - 1].tolist()
+            windows.append((characters, most, *rows))
+            i += 1
+        expected = predicted_by_definition(example, windows, n_best, longest)
+        assert [(entry["text"], entry["probability"]) for entry in lists[example.id]] == expected
+        assert answers[example.id] == expected[0][0]
+    padded = np.full((2, len(found), 50), 99.0, np.float32)  # what stands behind a window must not count
+    inside = np.arange(50) < found.lengths[:, None]
+    padded[:, inside] = logits
+    in_lists = [[row[mask] for row, mask in zip(rows, inside, strict=True)] for rows in padded]
+    for other in (padded, in_lists):
+        assert squad.predict(examples, found, *other, n_best=n_best, longest=longest)[0] == answers
+
+
+def test_logits_that_are_no_numbers(examples, found):
+    logits = np.full((2, len(found.ids)), np.nan)
+    answers, lists = squad.predict(examples, found, *logits)
+    assert set(answers.values()) == {""}
+    assert lists[examples[0].id] == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
+
+
+def test_an_answer_keeps_the_accent_of_its_last_letter(tokenizer):
+    context = "La region\u0301 mas alta\u0301."
+    example = squad.Example("a", "¿Qué?", context, [("region\u0301", 3)])
+    found = squad.features([example], tokenizer)
+    assert squad.predict([example], found, *gold(found))[0] == {"a": "region\u0301"}
+
+
+# ---- Evaluation -----------------------------------------------------------------------------------------------------
+
+
+def scores_by_definition(prediction, truth):
+    """(exact match, F1) of SQuAD v1.1."""
+    def normal(text):
+        kept = "".join(c for c in text.lower() if c not in string.punctuation)
+        return " ".join(re.compile(r"(^|(?<=\W))(a|an|the)(?=\W|$)").sub(" ", kept).split())
+
+    mine, right = normal(prediction).split(), normal(truth).split()
+    left, same = list(right), 0
+    for word in mine:
+        if word in left:
+            left.remove(word)
+            same += 1
+    if not same:
+        return normal(prediction) == normal(truth), 0.0
+    precision, recall = same / len(mine), same / len(right)
+    return normal(prediction) == normal(truth), 2 * precision * recall / (precision + recall)
+
+
+def test_scores_are_the_official_ones(examples):
+    source = random.Random(0)
+    several, answers = [], {}
+    for example in examples:
+        words = example.context.split()
+        truths = [text for text, _ in example.answers] + [" ".join(source.sample(words, 3)), "The a-an's"]
+        several.append(squad.Example(example.id, "", example.context, [(text, -1) for text in truths]))
+        changed = [str.upper, "the {}".format, "«{}».".format, f"{{}} {source.choice(words)}".format, lambda _: ""]
+        answers[example.id] = source.choice(changed)(source.choice(truths))
+    del answers[examples[3].id]
+    scored = [[scores_by_definition(answers[e.id], text) for text, _ in e.answers] for e in several if e.id in answers]
+    result = squad.evaluate(several, answers)
+    assert result["total"] == len(examples) and result["missing"] == 1
+    assert result["exact_match"] == pytest.approx(100 * sum(max(em for em, _ in s) for s in scored) / len(examples))
+    assert result["f1"] == pytest.approx(100 * sum(max(f1 for _, f1 in s) for s in scored) / len(examples))
+    assert 20 < result["exact_match"] < result["f1"] < 95
+
+
+@pytest.mark.parametrize(("answer", "truth", "exact_match", "f1"), [
+    ("The Romans!", "romans", 100, 100),
+    ("the old Romans", "Romans", 0, 200 / 3),
+    ("en 1969", "1969", 0, 200 / 3),
+    ("theatre", "the atre", 0, 0),
+    ("«Soria»", "Soria", 0, 0),  # punctuation of ASCII alone, as the official script has it
+    ("la Luna", "Luna", 0, 200 / 3),  # no Spanish articles
+    ("", "the", 100, 0),
+])
+def test_scores_by_hand(answer, truth, exact_match, f1):
+    example = squad.Example("a", "", "", [(truth, -1)])
+    assert squad.evaluate([example], {"a": answer, "other": "x"}) == {
+        "exact_match": exact_match, "f1": pytest.approx(f1), "total": 1, "missing": 0}

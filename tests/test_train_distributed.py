@@ -1,0 +1,170 @@
+"""train_distributed.py: one training by one process, DDP and FSDP, stopped, resumed elsewhere, and what it leaves."""
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+
+import train_distributed as script
+from aura import checkpoint, report, results, squad
+from aura.errors import UserError
+from tests.support import ROOT, Process, run, run_ranks
+
+SCRIPT = ROOT / "train_distributed.py"
+# 12 windows a step, whoever has them; dropout is on.
+OPTIONS = ["--model", "random:tiny", "--dataset", "muestra", "--max-len", 128, "--doc-stride", 64, "--question-len", 32,
+           "--batch-size", 2, "--max-steps", 6, "--lr", 1e-3, "--log-interval", 1, "--checkpoint-freq", 3,
+           "--keep-checkpoints", 9, "--max-val-examples", 12, "--eval-interval", 4]
+CUT = 3
+LAYOUTS = {"one": (1, 6, "ddp"), "ddp2": (2, 3, "ddp"), "fsdp2": (2, 3, "fsdp")}
+
+
+def train(folder, ranks, accum, strategy, *more):
+    """Run the script with so many processes, one of them here; [(exit code, output)] in rank order."""
+    options = [SCRIPT, *OPTIONS, "--grad-accum", accum, "--strategy", strategy, *more]
+    if ranks == 1:
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.chdir(folder)
+            patch.setattr("sys.argv", list(map(str, options)))
+            return [(script.main(), said.getvalue())]
+    others = [folder.with_name(f"{folder.name}-{rank}") for rank in range(1, ranks)]
+    for other in others:
+        other.mkdir()
+    return run_ranks(options, [folder, *others])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{name: (folder, output of each rank)} of the uninterrupted runs of LAYOUTS."""
+    made = {}
+    for name, layout in LAYOUTS.items():
+        folder = tmp_path_factory.mktemp("runs") / name
+        folder.mkdir()
+        outputs = train(folder, *layout)
+        assert [code for code, _ in outputs] == [0] * len(outputs), outputs
+        made[name] = folder, [output for _, output in outputs]
+    return made
+
+
+def curve(folder, column="loss"):
+    return [float(row[column]) for row in report.read_table(folder / "logs" / "train.csv") if row[column]]
+
+
+def scores(folder):
+    return json.loads((folder / "bert_squad" / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["ddp2", "fsdp2"])
+def test_two_processes_train_as_one_does(runs, name):
+    one, other = runs["one"][0], runs[name][0]
+    assert curve(other) == pytest.approx(curve(one), abs=1e-4) and len(curve(one)) == 6
+    assert curve(other, "val_loss") == pytest.approx(curve(one, "val_loss"), abs=1e-4)
+    assert scores(other)["f1"] == scores(one)["f1"] and scores(one)["f1"] > 0
+    answers = [json.loads((folder / "bert_squad" / "predictions.json").read_text()) for folder in (one, other)]
+    assert answers[0] == answers[1] and len(answers[0]) >= 12
+    assert curve(one)[-1] < curve(one)[0]
+
+
+def test_each_rank_says_its_memory_and_its_part(runs):
+    outputs = runs["fsdp2"][1]
+    for rank, output in enumerate(outputs):
+        assert f"[rango {rank}] Memoria máxima: " in output and f"[rango {rank}] Sincronización inicial: una de las 2"
+    assert "estrategia fsdp" in outputs[0] and "paso" not in outputs[1]
+
+
+@pytest.mark.parametrize("ranks, accum, strategy", [(1, 6, "ddp"), (3, 2, "fsdp"), (2, 3, "ddp")])
+def test_a_checkpoint_of_two_shards_goes_on_elsewhere(runs, tmp_path, ranks, accum, strategy):
+    whole, folder = runs["fsdp2"][0], tmp_path / "on"
+    (folder / "checkpoints").mkdir(parents=True)
+    shutil.copy(checkpoint.path_of(whole / "checkpoints", CUT), folder / "checkpoints")
+    outputs = train(folder, ranks, accum, strategy)
+    assert [code for code, _ in outputs] == [0] * ranks, outputs
+    assert f"Se reanuda en el paso {CUT}" in outputs[0][1]
+    assert curve(folder) == pytest.approx(curve(whole)[CUT:], abs=1e-4) and len(curve(folder)) == 6 - CUT
+    (result,), notes = results.read(folder / "results")
+    assert result.resumed and result.steps == 6 - CUT and not notes
+
+
+def test_stopped_and_resumed_is_as_uninterrupted(runs, tmp_path):
+    options = [SCRIPT, *OPTIONS, "--grad-accum", 6]
+    with Process(options, tmp_path) as process:
+        process.wait_for("paso 1/")
+        process.child.send_signal(signal.SIGTERM)
+        code, output = process.finish()
+    assert code == 143 and "La misma orden lo reanuda" in output, output
+    (stopped,), _ = results.read(tmp_path / "results")
+    assert stopped.exit == results.SIGNALLED and 1 <= stopped.steps < 6
+    assert run(options, tmp_path)[0] == 0
+    whole = runs["one"][0]
+    assert curve(tmp_path) == curve(whole)
+    for folder in ("bert_squad", "checkpoints/best"):
+        assert (tmp_path / folder / "model.safetensors").read_bytes() == (
+            whole / folder / "model.safetensors").read_bytes()
+    a, b = (checkpoint.read(checkpoint.path_of(folder / "checkpoints", 6)) for folder in (tmp_path, whole))
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in b["model"])
+    assert a["loader"] == b["loader"]
+
+
+def test_a_nan_before_the_first_checkpoint_begins_again_with_the_first_weights(tmp_path, monkeypatch):
+    """Step 3 after it has the loss that a run which never moved has there."""
+    for name, rate, spoiled in (("still", 1e-12, ""), ("nan", 1e-3, "0:2")):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("AURA_INJECT_NAN", spoiled)
+        ((code, output),) = train(tmp_path / name, 1, 1, "ddp", "--lr", rate, "--max-steps", 3, "--checkpoint-freq", 0)
+        assert code == 0 and ("se reinician los pesos" in output) == bool(spoiled)
+    assert curve(tmp_path / "nan")[2] == pytest.approx(curve(tmp_path / "still")[2], abs=1e-6)
+
+
+def test_the_figures_of_each_run_are_left(runs, tmp_path):
+    for number, (folder, _) in enumerate(runs.values()):
+        for file in (folder / "results").glob("*.json"):
+            shutil.copy(file, tmp_path / f"{number}-{file.name}")
+    found, notes = results.read(tmp_path)
+    by_layout = {(result.strategy, result.processes): result for result in found}
+    assert not notes and by_layout.keys() == {("none", 1), ("ddp", 2), ("fsdp", 2)}
+    for result in found:
+        assert result.steps == 6 and result.global_batch == 12 and not result.resumed and result.nodes == 1
+        assert result.f1 == scores(runs["one"][0])["f1"] and result.samples_per_s > 0
+        assert len(result.peak_memory_gb) == result.processes and min(result.peak_memory_gb) > 0.1
+    parameters = by_layout["ddp", 2].parameters
+    assert by_layout["none", 1].communication_s is None
+    assert by_layout["ddp", 2].exchange_bytes == 4 * parameters
+    assert by_layout["fsdp", 2].exchange_bytes == 4 * parameters * (2 * 3 + 1)  # gathered twice a micro-batch
+    assert all(by_layout[kind, 2].exchange_s > 0 and by_layout[kind, 2].alone_step_s > 0 for kind in ("ddp", "fsdp"))
+
+
+def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_path):
+    folder, _ = runs["one"]
+    best = json.loads((folder / "checkpoints" / "best" / "metrics.json").read_text())
+    assert best["val_loss"] == min(curve(folder, "val_loss")) and len(curve(folder, "val_loss")) > 1
+    answers = json.loads((folder / "bert_squad" / "predictions.json").read_text())
+    examples, _, _ = squad.open_data("muestra")
+    chosen = [example for example in examples if example.id in answers]
+    assert squad.evaluate(chosen, answers)["f1"] == pytest.approx(scores(folder)["f1"])
+    ((code, output),) = train(tmp_path, 1, 1, "ddp", "--model", folder / "bert_squad", "--max-steps", 1, "--padding",
+                              "fixed")
+    assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--max-len", "64", "--question-len", "64"], "no deja sitio al contexto"),
+    (["--max-len", "128", "--doc-stride", "128"], "use --doc-stride 61 o menos"),
+    (["--model", "random:huge"], "al azar hay random:base"),
+    (["--model", "no/hay/nada"], "--model 'no/hay/nada'"),
+    (["--dataset", "no-hay.json"], "no-hay.json"),
+    (["--max-len", "640", "--model", "random:tiny"], "el modelo llega a 512 posiciones"),
+    (["--strategy", "zero"], "--strategy"),
+    (["--model", "random:tiny", "--max-train-examples", "3", "--grad-accum", "9"], "baje --batch-size o --grad-accum"),
+])
+def test_bad_input_is_one_line_and_leaves_nothing(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), "--dataset", "muestra", *words])
+    with pytest.raises(UserError) as problem:
+        script.main()
+    assert said in str(problem.value) and "\n" not in str(problem.value) and problem.value.exit_code == 2
+    assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.safetensors"))

@@ -1,0 +1,253 @@
+"""Fine-tune BERT on SQuAD v1.1, on one process or on several SLURM nodes, with DDP or FSDP.
+
+    python train_distributed.py --model random:tiny --dataset muestra        # no download, two CPU cores, a minute
+    python train_distributed.py                                              # bert-base-uncased and SQuAD from the Hub
+    torchrun --nproc_per_node=2 train_distributed.py --strategy fsdp --dataset squad/ --model modelos/bert
+    sbatch --nodes=2 distributed.slurm --strategy ddp --dataset squad/
+    python -m aura.compare results/                                          # a row for each strategy and size
+
+Checkpoints, logs and results go to ./checkpoints, ./logs and ./results; the same command goes on where it was stopped.
+Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an orderly stop.
+"""
+
+import hashlib
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aura import (
+    backend,
+    checkpoint,
+    cli,
+    distributed,
+    finetune,
+    loop,
+    ops,
+    optim,
+    pretrain,
+    pretrained,
+    report,
+    results,
+    sharding,
+    squad,
+    wordpiece,
+)
+from aura.ema import Average
+from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, UserError
+from aura.files import require_writable_directory
+from aura.models import bert
+
+RANDOM = tuple(f"random:{name}" for name in bert.PRESETS)
+CHOICE_SEED = 0  # which questions are used does not change with --seed, so that runs of several seeds compare
+
+
+def build_parser():
+    """The arguments of this script."""
+    parser = cli.Parser(prog="train_distributed.py", description="Ajusta BERT a SQuAD v1.1, con DDP o FSDP.")
+    model = parser.add_argument_group("modelo")
+    model.add_argument("--model", type=cli.path, default="bert-base-uncased", metavar="CARPETA|NOMBRE",
+                       help="carpeta con config.json, vocab.txt y model.safetensors, un nombre del Hub (con @revisión, "
+                            f"esa), o pesos al azar: {', '.join(RANDOM)}")
+    model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), metavar="P",
+                       help="parte que se anula (por defecto, la del modelo)")
+    model.add_argument("--grad-checkpointing", action="store_true",
+                       help="recalcula las activaciones al retroceder: menos memoria, más cálculo")
+    data = parser.add_argument_group("datos")
+    data.add_argument("--dataset", type=cli.path, default="squad", metavar="RUTA|NOMBRE",
+                      help="un .json de SQuAD v1.1, una carpeta con train*.json y dev*.json, muestra (incluida), o un "
+                           "nombre del Hub")
+    data.add_argument("--max-train-examples", type=cli.number(int, low=0), default=10_000, metavar="N",
+                      help="preguntas para entrenar; 0: todas")
+    data.add_argument("--max-val-examples", type=cli.number(int, low=0), default=500, metavar="N",
+                      help="preguntas para validar; 0: todas")
+    data.add_argument("--max-len", type=cli.number(int, low=16), default=384, help="tokens de una ventana")
+    data.add_argument("--doc-stride", type=cli.number(int, low=1), default=128, metavar="TOKENS",
+                      help="cuánto avanza cada ventana de un contexto largo")
+    data.add_argument("--question-len", type=cli.number(int, low=1), default=64, metavar="TOKENS",
+                      help="parte de la pregunta que se conserva")
+    data.add_argument("--padding", type=cli.choice(*results.PADDINGS), default="dynamic",
+                      help="dynamic: lotes de longitudes parecidas, rellenos hasta la mayor; fixed: orden al azar, "
+                           "rellenos hasta --max-len")
+    cli.add_training(parser)
+    cli.add_logging(parser)
+    cli.add_checkpoints(parser, output="./bert_squad")
+    parser.add_argument("--results-dir", type=cli.path, default="./results",
+                        help="donde cada ejecución deja sus cifras, que python -m aura.compare compara")
+    cli.add_distributed(parser, strategy=True)
+    parser.set_defaults(epochs=4, batch_size=4, grad_accum=1, lr=3e-5, min_lr_ratio=0.0, weight_decay=0.01,
+                        warmup_ratio=0.1)
+    return parser
+
+
+def check_arguments(args):
+    """Raise UserError for windows that would leave parts of a context unread."""
+    room = args.max_len - args.question_len - 3  # [CLS] question [SEP] context [SEP]
+    sizes = f"--max-len {args.max_len} con --question-len {args.question_len}"
+    if room < 1:
+        raise UserError(f"{sizes} no deja sitio al contexto en una ventana: aumente la una o reduzca la otra")
+    if args.doc_stride > room:
+        raise UserError(f"{sizes} deja {room} tokens de contexto en una ventana, y --doc-stride {args.doc_stride} se "
+                        f"saltaría texto: use --doc-stride {room} o menos")
+
+
+def read_task(args, dist):
+    """The finetune.Task of the arguments, read from files or the Hub; on rank 0."""
+    train, validation, problems = squad.open_data(args.dataset)
+    for line in problems.lines():
+        dist.print(f"Aviso: {line}")
+    if validation is None:
+        train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED)
+    train, validation = some(train, args.max_train_examples), some(validation, args.max_val_examples)
+    if not train or not validation:
+        raise UserError(f"--dataset {args.dataset!r}: quedan {len(train)} preguntas para entrenar y {len(validation)} "
+                        "para validar; hacen falta de ambas")
+    tokenizer, module = read_model(args, train, dist)
+    if args.max_len > module.config.seq_len:
+        raise UserError(f"--max-len {args.max_len}: el modelo llega a {module.config.seq_len} posiciones")
+    windows = [squad.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
+               for examples in (train, validation)]
+    dist.print(f"Datos: {len(train)} preguntas para entrenar, en {len(windows[0])} ventanas, y {len(validation)} para "
+               f"validar, en {len(windows[1])}; de {np.mean(windows[0].lengths):.0f} tokens de media, "
+               f"{windows[0].lengths.max()} como mucho.")
+    digest = hashlib.sha256(b"".join(part.tobytes() for part in (windows[0].ids, windows[0].start, windows[1].ids)))
+    vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
+    return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.pad_id, Path(args.dataset).name,
+                         digest.hexdigest(), len(train), *windows, module, validation)
+
+
+def some(examples, limit):
+    """`limit` of the examples, chosen by chance, in their order; all of them for 0."""
+    chosen = np.random.RandomState(CHOICE_SEED).permutation(len(examples))[:limit or None]
+    return [examples[number] for number in np.sort(chosen)]
+
+
+def read_model(args, train, dist):
+    """(WordPiece, QuestionAnswering with its weights) of --model. Random weights learn their vocabulary from the
+    questions they will train on."""
+    if args.model in RANDOM:
+        folder, config = None, bert.PRESETS[args.model.partition(":")[2]]
+        texts = (text for example in train for text in (example.question, example.context))
+        tokenizer = wordpiece.WordPiece(wordpiece.learn(texts, config.vocab_size))
+    elif args.model.startswith("random:"):
+        raise UserError(f"--model {args.model!r}: al azar hay {', '.join(RANDOM)}")
+    else:
+        folder = pretrained.find(args.model, dist.print)
+        config, tokenizer = pretrained.read_config(folder), wordpiece.load(folder)
+        if tokenizer.vocab_size > config.vocab_size:
+            raise UserError(f"--model {args.model!r}: su vocabulario tiene {tokenizer.vocab_size} piezas, y el modelo "
+                            f"{config.vocab_size}")
+    if args.dropout is not None:
+        config = replace(config, dropout=args.dropout, attention_dropout=args.dropout)
+    module = bert.QuestionAnswering(config).init_weights(args.seed)
+    if folder is not None:
+        dist.print(f"Pesos de {folder}: {pretrained.load_weights(module, folder / pretrained.WEIGHTS)}.")
+    return tokenizer, module
+
+
+def answer_loss(model, batch):
+    """Summed loss of where the answers begin and end. batch: of finetune.collate. Returns (loss in nats, windows)."""
+    tokens, types, lengths, positions = batch
+    return model(tokens, types, lengths, positions), len(tokens)
+
+
+def train(args, dist, task):
+    """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code."""
+    precision = pretrain.choose_precision(args.precision, dist.device)
+    pretrain.require_memory(task.config, dist.device, dist.shards)
+    ops.use(args.attention)
+    module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
+    if not dist.sharded:
+        dist.broadcast_weights(module)
+    module.bert.grad_checkpointing = args.grad_checkpointing
+    weights = None  # to begin again after a NaN
+    if dist.main:
+        weights = {name: tensor.to("cpu", copy=True) for name, tensor in module.state_dict().items()}
+    optimizer = optim.adamw(module, args.lr, args.weight_decay, betas=(0.9, 0.999))
+    loader = finetune.make_loader(args, dist, task)
+    steps = args.max_steps or args.epochs * loader.steps_per_epoch
+    checkpointer = checkpoint.Checkpointer(
+        args.checkpoint_dir, dist, args.keep_checkpoints, background=True, keep_every=args.keep_every,
+        constants={"config": asdict(task.config), "arguments": pretrain.plain_arguments(args),
+                   "dataset": {"name": task.dataset, "sha256": task.sha256},
+                   "tokenizer": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
+                   "versions": pretrain.versions()})
+    checkpointer.require_room(checkpoint.state_bytes(module, 3 if args.ema else 2))
+    dist.shard(module, optimizer, precision.dtype)
+    average = Average(module, args.ema)
+    progress = pretrain.resume(args, dist, checkpointer, module, optimizer, precision, loader, average=average)
+    first = progress.step
+    model = dist.wrap(module.compiled() if args.compile else module)
+    pretrain.synchronise(dist, module)
+    evaluation = finetune.Evaluation(args, dist, task, module, precision, fresh=not first)
+    peak = report.peak_flops(backend.device_name(dist.device), precision.name)
+    reporter = report.Reporter(args.log_dir, dist.main, steps, np.mean([task.config.flops(int(length))
+                                                                        for length in task.train.lengths]),
+                               peak and peak * dist.world_size, unit="samples")
+    policy = loop.Policy(
+        max_steps=steps, micro_tokens=args.batch_size, grad_accum=args.grad_accum, grad_clip=args.grad_clip,
+        log_interval=args.log_interval, eval_interval=args.eval_interval or 0, checkpoint_freq=args.checkpoint_freq,
+        nan_policy=args.nan_policy, seed=args.seed)
+    dist.print(f"Modelo: {task.config.parameters() / 1e6:.2f} M parámetros; estrategia {args.strategy}; precisión "
+               f"{precision.name}; {ops.describe(dist.device)}. {steps} pasos de {loader.steps_per_epoch} por época.")
+    if first >= steps:
+        dist.print(f"El entrenamiento ya estaba completo: paso {first} de {steps}. Para seguir, aumente --epochs o "
+                   "--max-steps; para empezar de cero, --resume none.")
+
+    def schedule(step):
+        return optim.warmup_linear(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
+                                   min_lr=args.min_lr_ratio * args.lr)
+
+    reporter.start(first)
+    try:
+        progress, stopped = loop.train(
+            model, pretrain.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,
+            dist, precision, progress=progress, average=average, evaluate=evaluation,
+            reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)))
+    finally:
+        reporter.close()
+    stopped = stopped if progress.step < steps else 0
+    if not stopped:
+        finish(args, dist, task, module, average, evaluation)
+    path = finetune.record(args, dist, task, model, answer_loss, reporter, evaluation.metrics, precision=precision,
+                           first=first, steps=progress.step - first, steps_per_epoch=loader.steps_per_epoch,
+                           stopped=stopped)
+    if path:
+        dist.print(f"Cifras de esta ejecución: {path}")
+    dist.barrier()
+    if stopped:
+        dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
+                   "La misma orden lo reanuda.")
+        return EXIT_SIGNAL_BASE + stopped
+    return EXIT_OK
+
+
+def finish(args, dist, task, module, average, evaluation):
+    """Score what was trained, unless the last step did, and leave it in --output."""
+    with average.applied():
+        metrics = evaluation.metrics or evaluation()
+        finetune.save_model(args.output, dist, task, module, metrics, evaluation.answers)
+    dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
+               f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
+    best = evaluation.best
+    dist.print(f"El mejor por pérdida de validación: EM {best['exact_match']:.2f}, F1 {best['f1']:.2f}, pérdida "
+               f"{best['val_loss']:.4f}; en {evaluation.folder}.")
+
+
+def main():
+    """Read, build, train; returns the exit code."""
+    args = build_parser().parse_args()
+    args.fsdp = args.strategy == "fsdp"
+    check_arguments(args)
+    with distributed.session(args) as dist:
+        pretrain.tune_allocator(dist.device)
+        pretrain.check_places(args, dist, folder=True)
+        require_writable_directory(args.results_dir, "--results-dir")
+        found = {}
+        dist.run_on_main(lambda: found.update(task=read_task(args, dist)))
+        return train(args, dist, finetune.share(found.get("task"), dist))
+
+
+if __name__ == "__main__":
+    cli.run(main)
