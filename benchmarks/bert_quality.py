@@ -29,8 +29,8 @@ import torch
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
-from bert_training import CLIP, WEIGHT_DECAY, model_folder  # noqa: E402
-from train_script import existing, positive  # noqa: E402
+from bert_training import CLIP, WEIGHT_DECAY, with_whole_paths  # noqa: E402
+from train_script import positive  # noqa: E402
 
 import train_distributed  # noqa: E402
 from aura import buckets, optim, pretrained, squad, wordpiece  # noqa: E402
@@ -257,9 +257,9 @@ def build_parser():
     parser = argparse.ArgumentParser(description="Compara el F1 de train_distributed.py con el de la misma receta en "
                                                  "transformers.")
     parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--model", metavar="CARPETA", type=model_folder, required=True,
+    parser.add_argument("--model", metavar="CARPETA", required=True,
                         help="config.json, vocab.txt y model.safetensors de un BERT")
-    parser.add_argument("--dataset", metavar="FICHERO", type=existing, required=True, help="un .json de SQuAD v1.1")
+    parser.add_argument("--dataset", metavar="FICHERO", required=True, help="un .json de SQuAD v1.1")
     parser.add_argument("--seeds", type=measure.numbers, default="0,1,2", help="semillas (por defecto: 0,1,2)")
     parser.add_argument("--jobs", type=positive, default=2, help="procesos a la vez, de un hilo (por defecto: 2)")
     parser.add_argument("--lr", type=float, default=1e-4, help="tasa de aprendizaje máxima (por defecto: %(default)s)")
@@ -274,7 +274,7 @@ def build_parser():
 
 
 def main(argv=None):
-    args = build_parser().parse_args(argv)
+    args = with_whole_paths(build_parser(), argv)
     if args.their_scores:
         measure.write(args.their_scores, train_theirs(args, args.model, args.seeds[0]))
         return

@@ -447,13 +447,23 @@ def model_folder(text):
     return str(Path(text).resolve())
 
 
+def with_whole_paths(parser, argv):
+    """The parsed arguments; children run in other folders. Ends with what is missing of --model and --dataset."""
+    args = parser.parse_args(argv)
+    try:
+        args.model, args.dataset = model_folder(args.model), existing(args.dataset)
+    except argparse.ArgumentTypeError as problem:
+        parser.error(str(problem))
+    return args
+
+
 def build_parser():
     parser = argparse.ArgumentParser(description="Mide el ajuste de BERT frente al Trainer de transformers y al DDP de "
                                                  "Lightning, en la CPU.")
     parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--model", metavar="CARPETA", type=model_folder, required=True,
+    parser.add_argument("--model", metavar="CARPETA", required=True,
                         help="config.json, vocab.txt y model.safetensors de un BERT")
-    parser.add_argument("--dataset", metavar="FICHERO", type=existing, required=True, help="un .json de SQuAD v1.1")
+    parser.add_argument("--dataset", metavar="FICHERO", required=True, help="un .json de SQuAD v1.1")
     parser.add_argument("--what", type=measure.names("trainer", "ddp"), default="trainer,ddp",
                         help="trainer, ddp (por defecto: los dos)")
     parser.add_argument("--threads", type=measure.threads, default="1,2",
@@ -467,7 +477,7 @@ def build_parser():
 
 
 def main(argv=None):
-    args = build_parser().parse_args(argv)
+    args = with_whole_paths(build_parser(), argv)
     if args.examples < 2 * args.batch_size * CHECKED:  # two processes, within an epoch
         build_parser().error(f"--examples {args.examples}: hacen falta al menos {2 * args.batch_size * CHECKED}")
     result = race(args)
