@@ -84,10 +84,11 @@ class Evaluation:
         self.dist, self.task, self.module, self.precision = dist, task, module, precision
         self.rows = 4 * args.batch_size  # no gradients, no optimiser: larger batches than in training fit
         self.folder = Path(args.checkpoint_dir, "best")
-        self.metrics, self.answers, self.best = {}, {}, None
+        self.metrics, self.answers, known = {}, {}, None
         described = self.folder / "metrics.json"
         if dist.main and not fresh and described.is_file():
-            self.best = json.loads(described.read_text(encoding="utf-8"))
+            known = json.loads(described.read_text(encoding="utf-8"))
+        self.best = dist.broadcast_tree(known)
 
     def __call__(self):
         losses, logits = self._forward()
@@ -95,8 +96,7 @@ class Evaluation:
         parts = self.dist.gather_objects(logits)
         scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
         self.metrics = {"val_loss": nats / count, **scores}
-        better = self.best is None or self.metrics["val_loss"] < self.best["val_loss"]
-        if self.dist.broadcast_tree(better):
+        if self.best is None or self.metrics["val_loss"] < self.best["val_loss"]:
             self.best = self.metrics
             save_model(self.folder, self.dist, self.task, self.module, self.metrics)
         return self.metrics

@@ -80,11 +80,13 @@ def test_each_rank_says_its_memory_and_its_part(runs):
 @pytest.mark.parametrize("ranks, accum, strategy", [(1, 6, "ddp"), (3, 2, "fsdp"), (2, 3, "ddp")])
 def test_a_checkpoint_of_two_shards_goes_on_elsewhere(runs, tmp_path, ranks, accum, strategy):
     whole, folder = runs["fsdp2"][0], tmp_path / "on"
-    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "best").mkdir(parents=True)
+    (folder / "checkpoints" / "best" / "metrics.json").write_text('{"val_loss": 0.0, "exact_match": 99.0, "f1": 99.5}')
     shutil.copy(checkpoint.path_of(whole / "checkpoints", CUT), folder / "checkpoints")
     outputs = train(folder, ranks, accum, strategy)
     assert [code for code, _ in outputs] == [0] * ranks, outputs
     assert f"Se reanuda en el paso {CUT}" in outputs[0][1]
+    assert "El mejor por pérdida de validación: EM 99.00, F1 99.50" in outputs[0][1]
     assert curve(folder) == pytest.approx(curve(whole)[CUT:], abs=1e-4) and len(curve(folder)) == 6 - CUT
     (result,), notes = results.read(folder / "results")
     assert result.resumed and result.steps == 6 - CUT and not notes
