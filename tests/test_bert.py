@@ -1,5 +1,6 @@
 """BERT: its outputs against the transformers library, padding, sizes, FLOPs, and files in and out."""
 
+import dataclasses
 import importlib.util
 import io
 import json
@@ -115,6 +116,31 @@ def test_dropout_acts_in_training_alone_and_follows_the_seed():
     checkpointed = loss()
     module.bert.grad_checkpointing = False
     assert checkpointed == loss()
+
+
+def test_every_branch_and_every_attention_has_its_dropout(monkeypatch):
+    seen = {"add_layer_norm": [], "attention_packed": []}
+    for name, place in (("add_layer_norm", 5), ("attention_packed", None)):
+        def record(*args, name=name, place=place, plain=getattr(ops, name), **options):
+            seen[name].append(options["dropout"] if place is None else args[place])
+            return plain(*args, **options)
+
+        monkeypatch.setattr(ops, name, record)
+    module = bert.QuestionAnswering(dataclasses.replace(TINY, dropout=0.25, attention_dropout=0.125)).init_weights(1)
+    tokens, types, lengths, _, _ = batch()
+    for training, rates in ((True, (0.25, 0.125)), (False, (0.0, 0.0))):
+        module.train(training)(tokens, types, lengths)
+        assert seen == {"add_layer_norm": [rates[0]] * 4, "attention_packed": [rates[1]] * 2}
+        for calls in seen.values():
+            calls.clear()
+
+
+def test_the_defaults_are_those_of_the_published_model():
+    from transformers import BertConfig
+
+    theirs = BertConfig()
+    for name, ours in pretrained.FIELDS.items():
+        assert getattr(bert.PRESETS["base"], ours) == getattr(theirs, name)
 
 
 @pytest.mark.parametrize("config, millions", [(bert.PRESETS["base"], 108.9), (bert.PRESETS["small"], 28.5),
