@@ -120,12 +120,18 @@ def test_dropout_acts_in_training_alone_and_follows_the_seed():
 
 def test_every_branch_and_every_attention_has_its_dropout(monkeypatch):
     seen = {"add_layer_norm": [], "attention_packed": []}
-    for name, place in (("add_layer_norm", 5), ("attention_packed", None)):
-        def record(*args, name=name, place=place, plain=getattr(ops, name), **options):
-            seen[name].append(options["dropout"] if place is None else args[place])
-            return plain(*args, **options)
+    add, attend = ops.add_layer_norm, ops.attention_packed
 
-        monkeypatch.setattr(ops, name, record)
+    def adding(x, residual, weight, bias, eps, dropout):
+        seen["add_layer_norm"].append(dropout)
+        return add(x, residual, weight, bias, eps, dropout)
+
+    def attending(qkv, dropout, **options):
+        seen["attention_packed"].append(dropout)
+        return attend(qkv, dropout=dropout, **options)
+
+    monkeypatch.setattr(ops, "add_layer_norm", adding)
+    monkeypatch.setattr(ops, "attention_packed", attending)
     module = bert.QuestionAnswering(dataclasses.replace(TINY, dropout=0.25, attention_dropout=0.125)).init_weights(1)
     tokens, types, lengths, _, _ = batch()
     for training, rates in ((True, (0.25, 0.125)), (False, (0.0, 0.0))):
