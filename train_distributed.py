@@ -11,14 +11,12 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 """
 
 import hashlib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from aura import (
-    backend,
     checkpoint,
     cli,
     distributed,
@@ -28,7 +26,6 @@ from aura import (
     optim,
     pretrain,
     pretrained,
-    report,
     results,
     sharding,
     squad,
@@ -167,12 +164,7 @@ def train(args, dist, task):
     optimizer = optim.adamw(module, args.lr, args.weight_decay, betas=(0.9, 0.999))
     loader = finetune.make_loader(args, dist, task)
     steps = args.max_steps or args.epochs * loader.steps_per_epoch
-    checkpointer = checkpoint.Checkpointer(
-        args.checkpoint_dir, dist, args.keep_checkpoints, background=True, keep_every=args.keep_every,
-        constants={"config": asdict(task.config), "arguments": pretrain.plain_arguments(args),
-                   "dataset": {"name": task.dataset, "sha256": task.sha256},
-                   "tokenizer": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
-                   "versions": pretrain.versions()})
+    checkpointer = finetune.make_checkpointer(args, dist, task)
     checkpointer.require_room(checkpoint.state_bytes(module, 3 if args.ema else 2))
     dist.shard(module, optimizer, precision.dtype)
     average = Average(module, args.ema)
@@ -181,10 +173,7 @@ def train(args, dist, task):
     model = dist.wrap(module.compiled() if args.compile else module)
     pretrain.synchronise(dist, module)
     evaluation = finetune.Evaluation(args, dist, task, module, precision, fresh=not first)
-    peak = report.peak_flops(backend.device_name(dist.device), precision.name)
-    reporter = report.Reporter(args.log_dir, dist.main, steps, np.mean([task.config.flops(int(length))
-                                                                        for length in task.train.lengths]),
-                               peak and peak * dist.world_size, unit="samples")
+    reporter = finetune.make_reporter(args, dist, task, steps, precision)
     policy = loop.Policy(
         max_steps=steps, micro_tokens=args.batch_size, grad_accum=args.grad_accum, grad_clip=args.grad_clip,
         log_interval=args.log_interval, eval_interval=args.eval_interval or 0, checkpoint_freq=args.checkpoint_freq,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from aura import backend, buckets, checkpoint, pretrain, pretrained, results, scaling, squad
+from aura import backend, buckets, checkpoint, pretrain, pretrained, report, results, scaling, squad
 from aura.files import explain, write_json
 from aura.models import bert
 
@@ -71,6 +71,23 @@ def make_loader(args, dist, task):
         task.train.lengths, lambda numbers: collate(task.train, numbers, task.pad_id, dist.device, length),
         args.batch_size, seed=args.seed, rank=dist.rank, world_size=dist.world_size, grad_accum=args.grad_accum,
         bucketed=length is None)
+
+
+def make_checkpointer(args, dist, task):
+    """What saves this run, with what it is about in each checkpoint."""
+    return checkpoint.Checkpointer(
+        args.checkpoint_dir, dist, args.keep_checkpoints, background=True, keep_every=args.keep_every,
+        constants={"config": dataclasses.asdict(task.config), "arguments": pretrain.plain_arguments(args),
+                   "dataset": {"name": task.dataset, "sha256": task.sha256},
+                   "tokenizer": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
+                   "versions": pretrain.versions()})
+
+
+def make_reporter(args, dist, task, steps, precision):
+    """What tells of this run, in samples; MFU by the FLOPs of a window's own tokens, not of its padding."""
+    flops = np.mean([task.config.flops(int(length)) for length in task.train.lengths])
+    peak = report.peak_flops(backend.device_name(dist.device), precision.name)
+    return report.Reporter(args.log_dir, dist.main, steps, flops, peak and peak * dist.world_size, unit="samples")
 
 
 class Evaluation:
