@@ -29,7 +29,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
-from bert_training import CLIP, WEIGHT_DECAY, with_whole_paths  # noqa: E402
+from bert_training import CLIP, WEIGHT_DECAY, parser_of, with_whole_paths  # noqa: E402
 from train_script import positive  # noqa: E402
 
 import train_distributed  # noqa: E402
@@ -254,12 +254,7 @@ def race(args):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Compara el F1 de train_distributed.py con el de la misma receta en "
-                                                 "transformers.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--model", metavar="CARPETA", required=True,
-                        help="config.json, vocab.txt y model.safetensors de un BERT")
-    parser.add_argument("--dataset", metavar="FICHERO", required=True, help="un .json de SQuAD v1.1")
+    parser = parser_of("Compara el F1 de train_distributed.py con el de la misma receta en transformers.")
     parser.add_argument("--seeds", type=measure.numbers, default="0,1,2", help="semillas (por defecto: 0,1,2)")
     parser.add_argument("--jobs", type=positive, default=2, help="procesos a la vez, de un hilo (por defecto: 2)")
     parser.add_argument("--lr", type=float, default=1e-4, help="tasa de aprendizaje máxima (por defecto: %(default)s)")

@@ -457,13 +457,18 @@ def with_whole_paths(parser, argv):
     return args
 
 
-def build_parser():
-    parser = argparse.ArgumentParser(description="Mide el ajuste de BERT frente al Trainer de transformers y al DDP de "
-                                                 "Lightning, en la CPU.")
+def parser_of(description):
+    """The arguments of every benchmark that fine-tunes BERT."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--model", metavar="CARPETA", required=True,
                         help="config.json, vocab.txt y model.safetensors de un BERT")
     parser.add_argument("--dataset", metavar="FICHERO", required=True, help="un .json de SQuAD v1.1")
+    return parser
+
+
+def build_parser():
+    parser = parser_of("Mide el ajuste de BERT frente al Trainer de transformers y al DDP de Lightning, en la CPU.")
     parser.add_argument("--what", type=measure.names("trainer", "ddp"), default="trainer,ddp",
                         help="trainer, ddp (por defecto: los dos)")
     parser.add_argument("--threads", type=measure.threads, default="1,2",
