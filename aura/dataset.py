@@ -25,6 +25,7 @@ from aura.errors import UserError
 from aura.files import (
     PARTIAL_SUFFIX,
     explain,
+    has_ended,
     require_writable_directory,
     sync_directory,
     write_bytes,
@@ -178,7 +179,7 @@ def same_text(existing, corpus):
 def _remove_abandoned(data_dir):
     for partial in Path(data_dir).glob(f".*{PARTIAL_SUFFIX}"):
         pid = partial.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if pid.isdigit() and has_ended(pid):
             shutil.rmtree(partial, ignore_errors=True)
 
 

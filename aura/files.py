@@ -63,6 +63,15 @@ def remove_partials(directory):
             partial.unlink(missing_ok=True)
 
 
+def has_ended(pid):
+    """Whether process `pid` is gone, or is a zombie that nobody has waited for (Linux; elsewhere True)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
 def set_aside(paths, into):
     """Move the files `paths` into a new dated folder inside `into`, so that a new run never mixes with an old one.
 

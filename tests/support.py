@@ -78,7 +78,11 @@ class Fork:
             os.kill(self.pid, number)
 
     def close(self):
-        """Let go of the pid."""
+        """Let go of the pid; on return no process has it."""
+        self._status.settimeout(LIMIT)
+        self._status.shutdown(socket.SHUT_WR)
+        while self._status.recv(16):
+            pass
         self._status.close()
 
 

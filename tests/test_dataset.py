@@ -111,7 +111,7 @@ def test_another_tokenizer_in_the_folder_is_found(book, tmp_path):
 
 
 def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path):
-    """Kill -9 a real preparation; the next one starts over and cleans up."""
+    """Kill -9 a real preparation; the next one starts over and cleans up, even while the killed one is a zombie."""
     big = tmp_path / "grande.txt"
     big.write_text(corpus_text(600), encoding="utf-8")
     command = [ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", big, "--vocab-size", 400]
@@ -121,8 +121,8 @@ def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path)
             pass
         os.killpg(process.child.pid, signal.SIGKILL)
         process.child.wait()
-    assert dataset.latest(tmp_path / "Data") is None
-    found = prepare(big, tmp_path / "Data")
+        assert dataset.latest(tmp_path / "Data") is None
+        found = prepare(big, tmp_path / "Data")
     assert found.tokens("train") > 0
     assert [path.name for path in (tmp_path / "Data").iterdir()] == ["grande"]
 
