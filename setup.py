@@ -57,7 +57,7 @@ setup(
     package_data={"aura": ["squad_sample.json"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.10", "numpy", "sentencepiece", "safetensors", "protobuf", "tqdm", "tensorboard",
-                      "matplotlib"],
+                      "matplotlib", "psutil", "nvidia-ml-py"],
     extras_require={"hub": ["datasets", "huggingface_hub", "tokenizers"]},
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildWithNinja},

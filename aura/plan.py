@@ -14,11 +14,11 @@ import math
 import os
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from aura import backend, ops, optim, report
+from aura.cgroup import group_limit
 from aura.models import gpt
 
 # Of the peak, assumed: a little below the 0.44 to 0.52 of tuned runs on A100s, what is computed twice counted there too
@@ -273,32 +273,6 @@ def device_memory(device):
         return torch.cuda.get_device_properties(device).total_memory
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
     return min(physical, group_limit())
-
-
-def group_limit(membership="/proc/self/cgroup", root="/sys/fs/cgroup"):
-    """The least memory limit of this process's control group and those above it, in bytes; inf where there is none.
-
-    Lines of `membership` are number:controllers:path, with no controllers in version 2 (cgroups(7)).
-    """
-    limits = [math.inf]
-    try:
-        lines = Path(membership).read_text().splitlines()
-    except OSError:
-        return math.inf
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (Path(root, "memory"), "memory.limit_in_bytes") if controllers else (Path(root), "memory.max")
-        inside = Path(path.lstrip("/"))
-        for folder in (inside, *inside.parents):  # a container sees its own group at the top, whatever its path says
-            try:
-                text = (top / folder / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdecimal():
-                limits.append(int(text))
-    return min(limits)
 
 
 def _settings(job, presets):
