@@ -21,6 +21,7 @@ from aura import (
     cli,
     distributed,
     finetune,
+    heartbeat,
     loop,
     ops,
     optim,
@@ -149,8 +150,8 @@ def answer_loss(model, batch):
     return model(tokens, types, lengths, positions), len(tokens)
 
 
-def train(args, dist, task):
-    """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code."""
+def train(args, dist, task, clock):
+    """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code. clock: for loop.train."""
     precision = pretrain.choose_precision(args.precision, dist.device)
     pretrain.require_memory(task.config, dist.device, dist.shards)
     ops.use(args.attention)
@@ -194,7 +195,7 @@ def train(args, dist, task):
         progress, stopped = loop.train(
             model, pretrain.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,
             dist, precision, progress=progress, average=average, evaluate=evaluation,
-            reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)))
+            reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
     finally:
         reporter.close()
     stopped = stopped if progress.step < steps else 0
@@ -236,7 +237,8 @@ def main():
         require_writable_directory(args.results_dir, "--results-dir")
         found = {}
         dist.run_on_main(lambda: found.update(task=read_task(args, dist)))
-        return train(args, dist, finetune.share(found.get("task"), dist))
+        with heartbeat.beating(args.log_dir, dist) as clock:
+            return train(args, dist, finetune.share(found.get("task"), dist), clock)
 
 
 if __name__ == "__main__":

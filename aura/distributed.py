@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -172,9 +173,8 @@ class Session:
     def peer_lost(self, problem):
         """A PeerLost that gives the reason another process left, or what the network said."""
         said = None
-        with contextlib.suppress(RuntimeError):
-            self.store.set_timeout(timedelta(seconds=2))
-            said = self.store.get("failed").decode() if self.store.check(["failed"]) else None
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            said = within(2, lambda: self.store.get("failed").decode() if self.store.check(["failed"]) else None)
         if said:
             return PeerLost(f"otro proceso se ha detenido: {said}")
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
@@ -184,16 +184,19 @@ class Session:
 
     def _silent_ranks(self):
         """A phrase that names the ranks that do not answer at the store after a collective has failed."""
-        try:
+        def ask():
             self.store.set(f"survivor/{self.rank}", "1")
             silent, deadline = list(range(self.world_size)), time.monotonic() + FAREWELL_SECONDS
             while silent and time.monotonic() < deadline:
                 silent = [rank for rank in silent if not self.store.check([f"survivor/{rank}"])]
                 time.sleep(POLL_SECONDS)
-        except RuntimeError:  # the store itself is out of reach, and it lives on rank 0's machine
-            silent = [0]
-        self.silent = silent
-        return f"; no contestan los rangos {', '.join(map(str, silent))}" if silent else ""
+            return silent
+
+        try:
+            self.silent = within(FAREWELL_SECONDS + 2, ask)
+        except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
+            self.silent = [0]
+        return f"; no contestan los rangos {', '.join(map(str, self.silent))}" if self.silent else ""
 
     def shard(self, module, optimizer, dtype=None):
         """Cut `module` over the ranks when that was asked for (see sharding.shard); before anything is loaded."""
@@ -211,6 +214,7 @@ class Session:
         for parameter in by_rows.values():
             c10d.broadcast(parameter.detach(), src=0)
         wrapped = parallel(module, device_ids=devices, gradient_as_bucket_view=True)
+        wrapped.broadcast_buffers = False  # no step changes one; it would be a wait for rank 0 inside every forward
         wrapped.by_rows = list(by_rows.values())
         return wrapped
 
@@ -231,11 +235,36 @@ def _skeleton(tree):
     return tree
 
 
+def within(seconds, work):
+    """work(), which only asks the store; raises TimeoutError when that takes longer. A TCPStore whose server is stopped
+    answers never, whatever time-out it has, and then not to another question either."""
+    answer = []
+
+    def ask():
+        try:
+            answer.append((work(), None))
+        except Exception as problem:
+            answer.append((None, problem))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answer:
+        raise TimeoutError(f"sin respuesta en {seconds:g} s")
+    value, problem = answer[0]
+    if problem:
+        raise problem
+    return value
+
+
 @contextlib.contextmanager
-def session(args):
+def session(args, before_group=None):
     """Yield this process's Session; the group is closed and the environment restored on any exit.
 
     args: namespace with backend, dist_timeout and the placement flags (see cli.add_distributed), and perhaps fsdp.
+    before_group(dist, place, peers): what to do once the processes have met at the store and have no group yet. peers:
+    {rank: {"host", "address"}} of those that came in time, which may be fewer than there should be. It says whether to
+    start the group; without one the Session has no backend.
     Raises UserError for a bad or unreachable address and TrainingFault, naming who is missing, when others do not come
     or leave in the middle.
     """
@@ -250,7 +279,12 @@ def session(args):
     try:
         dist.store = backends.connect_store(place, dist.timeout)
         with _failures_told(dist):
-            _start_group(dist, place, args.backend)
+            peers = _join(place, dist)
+            if before_group is None:
+                _require_all(peers, place, dist.timeout)
+            _settle(dist, place, peers)
+            if before_group is None or before_group(dist, place, peers):
+                _start_group(dist, place, peers, args.backend)
             yield dist
     finally:
         sharding.release(dist.mesh)
@@ -267,6 +301,8 @@ def session(args):
 
 def _say_farewell(dist):
     """After a failure: rank 0, whose process may hold the store, leaves last, so that the others can read why."""
+    if 0 in dist.silent:  # and its store with it
+        return
     with contextlib.suppress(RuntimeError):
         dist.store.set(f"left/{dist.rank}", "1")
         deadline = time.monotonic() + FAREWELL_SECONDS
@@ -299,11 +335,51 @@ def is_communication_error(problem):
     return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
 
 
-def _start_group(dist, place, wanted):
-    peers = _join(place, dist.store, dist.timeout)
+def _join(place, dist):
+    """Say who we are, wait for the others; returns {rank: {"host", "address", "node"}} of those that came in time."""
+    address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
+    store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address,
+                                                  "node": os.environ.get("SLURMD_NODENAME")}))
+    deadline = time.monotonic() + dist.timeout
+
+    def wait():
+        missing = list(range(place.world_size))
+        while missing := [rank for rank in missing if not store.check([f"joined/{rank}"])]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        return {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
+                if rank not in missing}
+
+    try:
+        return within(dist.timeout + FAREWELL_SECONDS, wait)
+    except TimeoutError as problem:
+        raise PeerLost(f"el rango 0, en {place.master_addr}:{place.master_port}, dejó de contestar: mire en su máquina "
+                       "si el proceso está parado o bloqueado") from problem
+
+
+def _require_all(peers, place, timeout):
+    """Raise UserError that names who did not come."""
+    missing = sorted(set(range(place.world_size)) - peers.keys())
+    if missing:
+        hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
+        raise UserError(f"han pasado {timeout:g} s y faltan los rangos {', '.join(map(str, missing))} de "
+                        f"{place.world_size}: compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y "
+                        f"WORLD_SIZE{hint}")
+
+
+def _settle(dist, place, peers):
+    """The variables, the interface and the device of this process."""
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
-    _choose_interface(place, peers)
+    name = placement.interface_towards(place, peers)
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if name != "lo":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
     dist.device = backends.local_device(place.local_rank)
+
+
+def _start_group(dist, place, peers, wanted):
     dist.backend, dist.fallback = backends.agree_backend(place, dist.store, wanted, dist.device, dist.timeout)
     # Its default arguments are bound on import to the group of that moment, which then never ends (see cli.run).
     importlib.import_module("torch.distributed.nn.functional")
@@ -317,35 +393,3 @@ def _start_group(dist, place, wanted):
                     f"máquina={peers[dist.rank]['host']} según {place.source}")
     if dist.fallback:
         dist.print(f"fallback=gloo: {dist.fallback}")
-
-
-def _join(place, store, timeout):
-    """Wait until every rank has posted who it is; returns {rank: {"host", "address"}}."""
-    address = placement.address_towards(place.master_addr, place.master_port)
-    store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address}))
-    deadline = time.monotonic() + timeout
-    missing = list(range(place.world_size))
-    while missing:
-        missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
-        if missing and time.monotonic() > deadline:
-            hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
-            raise UserError(f"han pasado {timeout:g} s y faltan los rangos {', '.join(map(str, missing))} de "
-                            f"{place.world_size}: compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y "
-                            f"WORLD_SIZE{hint}")
-        if missing:
-            time.sleep(POLL_SECONDS)
-    return {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)}
-
-
-def _choose_interface(place, peers):
-    """Name the interface gloo and NCCL use: the one on the route to the others, which a hostname that resolves to
-    127.x would hide and a second card (docker0, VPN) would confuse."""
-    address = peers[place.rank]["address"]
-    others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
-    if address and address.startswith("127.") and others:
-        address = placement.address_towards(others[0], place.master_port)
-    name = placement.interface_of(address) if address else None
-    if name:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        if name != "lo":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

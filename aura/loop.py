@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from aura import backend, sharding
+from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
 from aura.errors import PeerLost, TrainingFault, UserError
@@ -75,20 +76,23 @@ def micro_seed(seed, step, number):
 
 
 def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, policy, dist, precision, *,
-          progress=None, average=None, begin_step=None, evaluate=None, sample=None, reinitialise=None):
+          progress=None, average=None, begin_step=None, evaluate=None, sample=None, reinitialise=None, clock=None):
     """Train `model` until policy.max_steps or until a signal asks every rank to stop.
 
     model: the module, cut by dist.shard, wrapped by dist.wrap, or neither. loss_fn(model, batch) -> (sum of the losses
     of the tokens that count, how many count), both on the device or plain. schedule(step) -> learning rate.
     average: an ema.Average of the weights, which evaluate and sample then see. begin_step(step): called before each
     step with its 0-based number. evaluate() -> dict of metrics, on all ranks. sample(step) -> None, on all ranks.
-    reinitialise(): fresh weights, for a NaN before any checkpoint.
+    reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a Clock that somebody reads.
     Returns (Progress, number of the signal that ended the run or 0).
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, a rank is lost or nothing can be saved.
     """
     progress = progress or Progress()
     module = plain(model)
     average = average or Average(module)
+    clock = clock or Clock(dist)
+    sharding.time_exchanges(module, clock)
+    clock.begin(progress.step, policy.max_steps)
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist):
         stop, stalled = 0, 0.0
         while progress.step < policy.max_steps and not stop:
@@ -102,22 +106,26 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             model.train()
             seeds = [micro_seed(policy.seed, progress.step, dist.rank * policy.grad_accum + micro)
                      for micro in range(policy.grad_accum)]
-            loss, count = _accumulate(model, loss_fn, loader, policy, precision, seeds)
+            loss, count = _accumulate(model, loss_fn, loader, policy, precision, seeds, clock)
             precision.scaler.unscale_(optimizer)
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
-            norm = sharding.whole(torch.nn.utils.get_total_norm(gradients))
-            loss, count, stop = _agree(dist, loss, count, request.number)
+            norm = torch.nn.utils.get_total_norm(gradients)
+            with clock.phase("communication"):
+                norm = sharding.whole(norm)
+            loss, count, stop = _agree(dist, loss, count, request.number, clock)
             factor = policy.micro_tokens * dist.world_size / count
             norm = norm.item() * factor
             progress.step += 1
             progress.tokens += int(count)
+            clock.step, clock.loss = progress.step, loss
 
             overflow = precision.scaler.is_enabled() and precision.scaler.get_scale() >= SMALLEST_LOSS_SCALE
             faulty = not math.isfinite(loss) or (not math.isfinite(norm) and not overflow)
             if faulty:
                 precision.scaler.update()
-                _recover(progress, loss, norm, policy, module, optimizer, average, checkpointer, reporter, dist,
-                         reinitialise)
+                with clock.phase("start"):
+                    _recover(progress, loss, norm, policy, module, optimizer, average, checkpointer, reporter, dist,
+                             reinitialise)
             else:
                 progress.epoch_loss += loss * count
                 progress.epoch_tokens += int(count)
@@ -139,22 +147,27 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             ended = last or loader.epoch_ended
             evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
             if evaluated:
-                with average.applied():
+                with clock.phase("evaluate"), average.applied():
                     metrics |= evaluate()
             progress.seconds += time.perf_counter() - started
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
-                reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
+                with clock.phase("save"):
+                    reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
                 stalled = 0.0
             if sample is not None and (last or _due(progress.step, policy.sample_interval)):
-                with average.applied():
+                with clock.phase("evaluate"), average.applied():
                     sample(progress.step)
             if last or stop or _due(progress.step, policy.checkpoint_freq):
                 progress.faults = progress.faults if faulty else 0
                 state = state_of(module, optimizer, precision, loader, policy, progress, average)
-                wait = checkpointer.save(progress.step, state, interrupted=bool(stop) and not last)
+                with clock.phase("save"):
+                    wait = checkpointer.save(progress.step, state, interrupted=bool(stop) and not last)
                 stalled += wait
                 progress.seconds += wait
-        checkpointer.finish()
+            clock.lap(count / dist.world_size)
+        with clock.phase("save"):
+            checkpointer.finish()
+    clock.end(stop if progress.step < policy.max_steps else 0)
     return progress, stop
 
 
@@ -168,7 +181,7 @@ def plain(model):
     return getattr(model, "_orig_mod", model)
 
 
-def _accumulate(model, loss_fn, loader, policy, precision, seeds):
+def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
     """Backward of a micro-batch for each seed; gradients are exchanged with the last. Returns (sum of losses,
     tokens)."""
     loss_sum, count = 0.0, 0
@@ -176,18 +189,23 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds):
         torch.manual_seed(seed)
         with sharding.exchanging(model, micro == len(seeds)):
             with precision.autocast():
-                loss, tokens = loss_fn(model, loader.next())
-            precision.scaler.scale(loss / policy.micro_tokens).backward()
+                with clock.phase("data"):
+                    batch = loader.next()
+                loss, tokens = loss_fn(model, batch)
+            clock.backward(precision.scaler.scale(loss / policy.micro_tokens), micro == len(seeds))
+        clock.enter("compute")
         loss_sum = loss_sum + loss.detach()
         count += tokens
     return loss_sum, count
 
 
-def _agree(dist, loss, count, signal_number):
+def _agree(dist, loss, count, signal_number, clock):
     """Global mean loss per token, global token count, and the highest signal any rank received."""
     signals = [0.0] * dist.world_size
     signals[dist.rank] = float(signal_number)
-    loss_sum, total, *signals = dist.sum([loss.item(), float(count), *signals])
+    own = [loss.item(), float(count)]  # on CUDA what was only queued is done now
+    with clock.phase("communication"):
+        loss_sum, total, *signals = dist.sum([*own, *signals])
     return (loss_sum / total if total else math.nan), max(total, 1.0), int(max(signals))
 
 

@@ -1,13 +1,17 @@
 """Which process am I? Found from flags, torchrun, SLURM or hand-made variables, in that order; no torch needed."""
 
+import contextlib
+import itertools
 import os
 import re
 import socket
+import sys
 from dataclasses import dataclass
 
 from aura.errors import UserError
 
 DEFAULT_PORT = 29500  # torchrun's own default
+SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921  # of netdevice(7)
 VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK",
              "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
 
@@ -55,21 +59,50 @@ def _from_environment(env):
 
 def _from_slurm(env):
     """Slurm's variables (srun manual, OUTPUT ENVIRONMENT VARIABLES); the port follows from the job's number so that
-    two jobs on one node do not meet. A step may run on some of its job's nodes only."""
+    two jobs on one node do not meet."""
     return {"rank": env["SLURM_PROCID"], "world_size": env["SLURM_NTASKS"], "local_rank": env.get("SLURM_LOCALID", "0"),
-            "master_addr": env.get("MASTER_ADDR") or first_host(
-                env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST")
-                or "127.0.0.1"),
+            "master_addr": env.get("MASTER_ADDR") or first_host(_slurm_list(env) or "127.0.0.1"),
             "master_port": env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000}
 
 
 def first_host(node_list):
     """The first host of a Slurm node list: 'gpu[03-05,9],login' gives 'gpu03'."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", node_list)
-    if not match:
+    return hosts(node_list)[0]
+
+
+def hosts(node_list):
+    """Every host of a Slurm node list: 'gpu[03-05,9],login' gives gpu03, gpu04, gpu05, gpu9, login."""
+    found = []
+    try:
+        for word in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", node_list):
+            parts = [_numbers(part[1:-1]) if part.startswith("[") else [part]
+                     for part in re.findall(r"\[[^\]]*\]|[^\[]+", word)]
+            found += map("".join, itertools.product(*parts))
+    except ValueError:
+        found = []
+    if not found:
         raise UserError(f"no se entiende la lista de nodos de SLURM {node_list!r}; indique --master-addr")
-    prefix, first, suffix = match.groups()
-    return prefix + (first or "") + (suffix or "")
+    return found
+
+
+def _numbers(ranges):
+    """'03-05,9' gives 03, 04, 05, 9."""
+    found = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def slurm_nodes(env=None):
+    """The hosts of this SLURM job step, [] outside of one."""
+    env = os.environ if env is None else env
+    return hosts(_slurm_list(env)) if _slurm_list(env) else []
+
+
+def _slurm_list(env):
+    """A step may run on some of its job's nodes only."""
+    return env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST")
 
 
 def _checked(found, source):
@@ -110,19 +143,39 @@ def address_towards(host, port):
         return None
 
 
-def interface_of(address):
-    """The name of the network interface that carries the IPv4 `address`; None where the system does not tell."""
+def _ask_interface(name, request):
+    """What netdevice(7) says of the interface, as bytes; None where it says nothing, or there is no such system."""
     try:
         import fcntl
     except ImportError:  # Windows: gloo chooses by itself there
         return None
-    siocgifaddr = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), siocgifaddr, name.encode()[:15].ljust(40, b"\0"))
-            except OSError:  # an interface without an IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        return fcntl.ioctl(probe.fileno(), request, name.encode()[:15].ljust(40, b"\0"))[16:]
     return None
+
+
+def interface_addresses():
+    """{name: IPv4 address} of the network interfaces that have one; {} where the system does not tell."""
+    answers = {name: _ask_interface(name, SIOCGIFADDR) for _, name in socket.if_nameindex()}
+    return {name: socket.inet_ntoa(answer[4:8]) for name, answer in answers.items() if answer}
+
+
+def interface_mtu(name):
+    """The largest packet of a network interface, in bytes, or None. (Linux's sysfs may show another namespace's.)"""
+    answer = _ask_interface(name, SIOCGIFMTU)
+    return int.from_bytes(answer[:4], sys.byteorder) if answer else None
+
+
+def interface_of(address):
+    """The name of the network interface that carries the IPv4 `address`; None where the system does not tell."""
+    return next((name for name, carried in interface_addresses().items() if carried == address), None)
+
+
+def interface_towards(place, peers):
+    """The name of the interface on this process's route to the others, or None: what a hostname that resolves to 127.x
+    would hide and a second card (docker0, VPN) would confuse. peers: {rank: {"address", ...}}, this one's too."""
+    address = peers[place.rank]["address"]
+    others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
+    if address and address.startswith("127.") and others:
+        address = address_towards(others[0], place.master_port)
+    return interface_of(address) if address else None

@@ -14,7 +14,21 @@ import numpy as np
 import torch
 
 import aura
-from aura import backend, corpus, dataset, loop, ops, report, sampling, scaling, sharding, share, stream, tokens
+from aura import (
+    backend,
+    corpus,
+    dataset,
+    heartbeat,
+    loop,
+    ops,
+    report,
+    sampling,
+    scaling,
+    sharding,
+    share,
+    stream,
+    tokens,
+)
 from aura.checkpoint import Checkpointer, choose, collect, cpu_copy, peek, save_file, state_bytes
 from aura.ema import Average
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
@@ -352,7 +366,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
     precision = choose_precision(args.precision, dist.device)
     tokenizer = data.load_tokenizer()
     loader, validation = make_loaders(args, dist, data)
-    with loader:
+    with loader, heartbeat.beating(args.log_dir, dist) as clock:
         steps = args.max_steps or args.epochs * loader.steps_per_epoch
         checkpointer = Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints,
                                     constants(args, config, data, tokenizer), names=names,
@@ -386,22 +400,22 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                 evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                 sample=make_sample(args, dist, module, tokenizer, reporter, precision),
                 reinitialise=lambda: sharding.load_whole(
-                    module, type(module)(config).init_weights(args.seed).state_dict()))
+                    module, type(module)(config).init_weights(args.seed).state_dict()), clock=clock)
         finally:
             reporter.close()
-    if stopped and progress.step < steps:
-        dist.run_on_main(lambda: None)  # torchrun kills who still saves 30 s after the first process has left
-        dist.barrier()  # the store lives in rank 0's process
-        dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
-                   "La misma orden lo reanuda.")
-        return EXIT_SIGNAL_BASE + stopped
-    with average.applied():
-        weights = collect(module.state_dict(), dist)
-        dist.run_on_main(lambda: save_output(args, weights, config, data, tokenizer, progress, description))
-    dist.barrier()
-    if dist.grouped:
-        dist.print_each("Todos los procesos completaron el entrenamiento")
-    return EXIT_OK
+        if stopped and progress.step < steps:
+            dist.run_on_main(lambda: None)  # torchrun kills who still saves 30 s after the first process has left
+            dist.barrier()  # the store lives in rank 0's process
+            dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
+                       "La misma orden lo reanuda.")
+            return EXIT_SIGNAL_BASE + stopped
+        with average.applied():
+            weights = collect(module.state_dict(), dist)
+            dist.run_on_main(lambda: save_output(args, weights, config, data, tokenizer, progress, description))
+        dist.barrier()
+        if dist.grouped:
+            dist.print_each("Todos los procesos completaron el entrenamiento")
+        return EXIT_OK
 
 
 def injected(loss_fn, dist):

@@ -19,8 +19,6 @@ from aura.files import write_json
 
 FILE = "benchmark.json"
 WARMUP, ROUNDS, EXCHANGES = 2, 8, 3
-GATHER = getattr(c10d, "all_gather_single", c10d.all_gather_into_tensor)  # as torch 2.13 calls them
-SCATTER = getattr(c10d, "reduce_scatter_single", c10d.reduce_scatter_tensor)
 
 
 def setting(args, config, device):
@@ -92,9 +90,9 @@ def exchange_seconds(dist, parameters, grad_accum, dtype):
         dist.barrier()
         started = time.perf_counter()
         for _ in range(gathers):
-            GATHER(weights, part)
+            sharding.GATHER(weights, part)
         if dist.sharded:
-            SCATTER(whole[:share_of].clone(), whole)
+            sharding.SCATTER(whole[:share_of].clone(), whole)
         else:
             c10d.all_reduce(whole)
         backend.wait(dist.device)

@@ -15,6 +15,9 @@ import torch.distributed as c10d
 from aura.errors import TrainingFault, UserError
 from aura.exchange import average_rows
 
+GATHER = getattr(c10d, "all_gather_single", c10d.all_gather_into_tensor)  # as torch 2.13 calls them
+SCATTER = getattr(c10d, "reduce_scatter_single", c10d.reduce_scatter_tensor)
+
 
 def shard(module, optimizer, dist, dtype=None):
     """Cut `module` over the ranks of `dist`, in place, with the weights of rank 0, and let `optimizer`, which has no
@@ -128,6 +131,30 @@ def load_whole(module, weights):
     owners = module.state_dict()
     module.load_state_dict({name: _slice(tensor, owners[name]) if is_shard(owners[name]) else tensor
                             for name, tensor in weights.items()})
+
+
+class _TimedExchange:
+    """What FSDPModule.set_custom_all_gather and set_custom_reduce_scatter take: torch's own exchange, by a Clock."""
+
+    def __init__(self, exchange, clock):
+        self.exchange, self.clock = exchange, clock
+
+    def allocate(self, size, *, dtype, device):
+        """An empty tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, **options):
+        with self.clock.phase("communication"):
+            return self.exchange(output_tensor, input_tensor, **options)
+
+
+def time_exchanges(module, clock):
+    """Let `clock` (clock.Clock) know what the shards of `module`, if it is cut, take to be exchanged; on the CPU,
+    where an exchange is over when its call returns."""
+    for part in module.modules():
+        if hasattr(part, "set_custom_all_gather") and not clock.blind:
+            part.set_custom_all_gather(_TimedExchange(GATHER, clock))
+            part.set_custom_reduce_scatter(_TimedExchange(SCATTER, clock))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aura import backend
+from aura import backend, distributed
 from tests.support import ROOT, free_port, ranks, run, run_ranks
 
 DOCTOR = ROOT / "test_ddp.py"
@@ -184,6 +184,19 @@ raise UserError("aquí se acaba")""")
     with ranks([path], [tmp_path] * 2) as (first, _):
         code, output = first.finish(limit=60)
     assert code == 2 and "aquí se acaba" in output
+
+
+def test_a_store_that_never_answers_is_not_waited_for():
+    def fail():
+        raise RuntimeError("rota")
+
+    assert distributed.within(5, lambda: 7) == 7
+    with pytest.raises(RuntimeError, match="rota"):
+        distributed.within(5, fail)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        distributed.within(0.05, lambda: time.sleep(2))
+    assert time.monotonic() - started < 1
 
 
 def test_the_environment_is_restored(tmp_path):

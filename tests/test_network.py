@@ -1,69 +1,17 @@
-"""Several machines: network namespaces on one switch, each with its own address and its own folders."""
+"""Several machines, each with its own address and its own folders."""
 
-import os
-import shutil
-import subprocess
 import time
 from contextlib import ExitStack
 
 import pytest
 
-from tests.support import ROOT, Process, corpus_text, run
+from aura import heartbeat
+from tests.hosts import Switch, namespaces_work
+from tests.support import ROOT, corpus_text, run
 
 SCRIPT = ROOT / "train_gpt2_spanish.py"
 SMALL = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32", "--vocab-size",
          "400", "--sample-length", "0", "--log-interval", "1", "--distributed", "--batch-size", "2"]
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
-class Switch:
-    """Hosts 10.77.0.1, .2, ... on one bridge; `unplug(i)` pulls the cable of host i."""
-
-    def __init__(self, hosts):
-        self.tag = f"aura{os.getpid() % 100000}"
-        self.hosts = [f"{self.tag}h{i}" for i in range(hosts)]
-
-    def __enter__(self):
-        ip("netns", "add", self.tag)
-        ip("-n", self.tag, "link", "add", "br0", "type", "bridge")
-        ip("-n", self.tag, "link", "set", "br0", "up")
-        for i, host in enumerate(self.hosts):
-            ip("netns", "add", host)
-            ip("link", "add", "eth0", "netns", host, "type", "veth", "peer", "name", f"p{i}", "netns", self.tag)
-            ip("-n", self.tag, "link", "set", f"p{i}", "master", "br0")
-            ip("-n", self.tag, "link", "set", f"p{i}", "up")
-            ip("-n", host, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
-            ip("-n", host, "link", "set", "eth0", "up")
-            ip("-n", host, "link", "set", "lo", "up")
-        return self
-
-    def __exit__(self, *_):
-        for name in (*self.hosts, self.tag):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
-
-    def unplug(self, host):
-        """Take the link of `host` down at the switch: no reset, no goodbye, just silence."""
-        ip("-n", self.tag, "link", "set", f"p{host}", "down")
-
-    def start(self, stack, command, folders):
-        """One process a host, each in its folder."""
-        return [stack.enter_context(Process(command, folder, host=host, RANK=rank, LOCAL_RANK=0,
-                                            WORLD_SIZE=len(folders), MASTER_ADDR="10.77.0.1", MASTER_PORT=29500))
-                for rank, (host, folder) in enumerate(zip(self.hosts, folders, strict=True))]
-
-
-def namespaces_work():
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        return False
-    try:
-        with Switch(1):
-            return True
-    except subprocess.CalledProcessError:
-        return False
-
 
 pytestmark = pytest.mark.skipif(not namespaces_work(), reason="network namespaces need root and iproute2")
 
@@ -85,6 +33,9 @@ def test_two_machines_only_the_first_with_data_and_checkpoint(folders):
             results = [process.finish() for process in processes]
         assert [code for code, _ in results] == [0, 0], results
         assert expected in results[0][1]
+        beats = heartbeat.read(folders[0] / "logs")
+        assert [(beat.rank, beat.step, beat.ended) for beat in beats] == [(rank, steps, "completo") for rank in (0, 1)]
+        assert beats[1].received, "it came from the other machine"
     assert (folders[1] / "Data" / "libro" / "dataset.json").exists()
     assert not list(folders[1].glob("checkpoints/*.pt"))
 

@@ -61,6 +61,15 @@ def test_first_host(hosts, first):
     assert placement.first_host(hosts) == first
 
 
+def test_hosts_of_a_job():
+    assert placement.hosts("gpu[03-05,9],login") == ["gpu03", "gpu04", "gpu05", "gpu9", "login"]
+    assert placement.hosts("r[1-2]n[1-2]") == ["r1n1", "r1n2", "r2n1", "r2n2"]
+    assert placement.slurm_nodes({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]"}) == ["n1", "n2"]
+    assert placement.slurm_nodes({}) == []
+    with pytest.raises(UserError, match="no se entiende la lista"):
+        placement.hosts("n[a-b]")
+
+
 @pytest.mark.parametrize("env, pieces", [
     ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ["rango 2"]),
     ({"RANK": "0"}, ["WORLD_SIZE"]),
@@ -82,3 +91,6 @@ def test_interface_towards_loopback():
     assert address == "127.0.0.1"
     assert placement.interface_of(address) == "lo"
     assert placement.interface_of("203.0.113.77") is None
+    place = SimpleNamespace(rank=0, master_port=29500)
+    assert placement.interface_towards(place, {0: {"address": "127.0.0.1"}, 1: {"address": "127.0.0.1"}}) == "lo"
+    assert placement.interface_towards(place, {0: {"address": None}}) is None

@@ -1,0 +1,319 @@
+"""Heartbeats: every rank tells what it does and where its time goes, whatever becomes of it."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from aura import clock, heartbeat
+from aura.clock import Clock
+from aura.distributed import Session
+from aura.errors import TrainingFault
+from tests.hosts import Switch, namespaces_work
+from tests.support import ROOT, ranks
+from tests.test_loop import Run, shards  # noqa: F401
+
+SLOW_S, STUCK_AT = 0.05, 5  # what the slow rank sleeps in each loss, and the step whose data never come
+SLOW_MBIT = 50
+PROGRAM = """
+import json, sys, time
+from types import SimpleNamespace
+import torch
+import aura.clock
+from aura import checkpoint, cli, distributed, heartbeat, loop
+
+heartbeat.INTERVAL_SECONDS, aura.clock.WINDOW_SECONDS = 0.1, 0.3
+case, slow_s, stuck_at = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+reporter = SimpleNamespace(count=lambda *values: None, log=lambda step, **values: None)
+
+
+class Loader:
+    epoch = samples = calls = 0
+    windows, epoch_ended, state_dict = 1, False, dict
+
+    def next(self):
+        self.calls += 1
+        if case == "stuck" and dist.rank == 1 and self.calls == stuck_at:
+            print("atascado", flush=True)
+            time.sleep(1000)
+        return torch.ones(4, width)
+
+
+class Net(torch.nn.Sequential):
+    def blocks(self):
+        return [self]
+
+
+def answer(model, batch):
+    loss = model(batch).square().sum()
+    if case == "slow" and dist.rank == 1:
+        time.sleep(slow_s)
+    return loss, 4
+
+
+def waited(model):
+    model.logger.set_runtime_stats_and_log()
+    data = model._get_ddp_logging_data()
+    return (data.get("backward_comm_time", 0) - data.get("backward_compute_comm_overlap_time", 0)) / 1e9
+
+
+def train(steps, clock):
+    torch.manual_seed(0)
+    model, ddp = Net(*(torch.nn.Linear(width, width) for _ in range(4))).to(dist.device), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    dist.shard(model, optimizer)
+    wrapped = dist.wrap(model)
+    if not dist.sharded:
+        wrapped._set_ddp_runtime_logging_sample_rate(1)
+    loop.train(wrapped, answer, Loader(), optimizer, lambda step: 1e-4, checkpoint.Checkpointer(".", dist), reporter,
+               loop.Policy(steps, 4, grad_accum=2, log_interval=0, eval_interval=10), dist,
+               loop.Precision("fp32", dist.device), clock=clock, evaluate=lambda: {"val_loss": time.sleep(0.05) or 0.0},
+               begin_step=lambda step: None if dist.sharded else ddp.append(waited(wrapped)))
+    return [vars(window) for window in clock.windows], sorted(ddp[1:])[:1]
+
+
+def main():
+    global dist, width
+    width = 256 if case == "far" else 64
+    args = SimpleNamespace(backend="gloo", dist_timeout=60.0, distributed=True, fsdp=False)
+    with distributed.session(args) as dist:
+        with heartbeat.beating(".", dist) as clock:
+            found = train(10 if case == "slow" else 100_000, clock)
+        if dist.device.type == "cpu":
+            dist.shards = 2
+            found = *found, train(8, aura.clock.Clock(dist))[0]
+        print("tiempos", json.dumps(found))
+    return 0
+
+
+cli.run(main)
+"""
+
+
+def program(folder, case):
+    """The command of a rank of PROGRAM."""
+    (folder / "program.py").write_text(PROGRAM)
+    return [folder / "program.py", case, SLOW_S, STUCK_AT]
+
+
+def wait_until(happened, limit=20):
+    """Ask until it has happened; its answer."""
+    deadline = time.monotonic() + limit
+    while not (answer := happened()):
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.02)
+    return answer
+
+
+def beats_of(folder, condition, rank=1):
+    """The beats, once that of `rank` fulfils condition(beat)."""
+    def look():
+        beats = heartbeat.read(folder)
+        return len(beats) == 2 and condition(beats[rank]) and beats
+
+    return wait_until(look)
+
+
+def total(window):
+    return window["compute"] + window["data"] + window["communication"] + window["save"]
+
+
+def least(windows, name):
+    """The least of one time, which busy neighbours have not made longer."""
+    return min(window[name] for window in windows)
+
+
+def run_one(folder, shards, **options):  # noqa: F811
+    """A short run of one process whose every step is a window; returns its only Beat."""
+    folder.mkdir(exist_ok=True)
+    with heartbeat.beating(folder, Session()) as clock:
+        Run(folder, shards, **options).go(clock=clock)
+    (beat,) = heartbeat.read(folder)
+    return beat
+
+
+@pytest.fixture
+def every_step(monkeypatch):
+    monkeypatch.setattr(clock, "WINDOW_SECONDS", 0.0)
+
+
+# ---- One process ----------------------------------------------------------------------------------------------------
+
+
+def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step):  # noqa: F811
+    started = time.time()
+    beat = run_one(tmp_path, shards, eval_interval=1)
+    assert (beat.rank, beat.world_size, beat.pid, beat.device) == (0, 1, os.getpid(), "cpu")
+    assert (beat.step, beat.steps, beat.phase, beat.ended) == (12, 12, "end", "completo")
+    assert started <= beat.time <= time.time() and beat.received is None and 0 < beat.memory < beat.memory_total
+    assert [window.step for window in beat.windows] == list(range(5, 13))
+    for window in beat.windows:
+        assert window.steps == 1 and total(vars(window)) == pytest.approx(window.seconds)
+        assert window.tokens_per_s == pytest.approx(64 / window.seconds)
+    saved = {window.step for window in beat.windows if window.save > window.compute / 20}
+    assert saved >= {8, 12}, "the checkpoints of these steps took time"
+
+
+def test_time_spent_evaluating_is_in_no_window(tmp_path, shards, every_step):  # noqa: F811
+    clock, phases = Clock(Session()), []
+    Run(tmp_path, shards, eval_interval=4).go(clock=clock, evaluate=lambda: phases.append(clock.now()[0]) or {})
+    assert phases == ["evaluate"] * 3
+    clock.begin(0, 1)
+    with clock.phase("evaluate"), clock.phase("communication"):
+        time.sleep(0.05)
+    clock.lap(1)
+    assert clock.windows[-1].seconds < 0.05
+
+
+def test_a_run_that_a_signal_ends_says_so(tmp_path, shards):  # noqa: F811
+    assert run_one(tmp_path, shards, signal_at=9).ended == "detenido por SIGTERM en el paso 5"
+
+
+def test_a_fault_is_the_last_word(tmp_path):
+    with pytest.raises(TrainingFault), heartbeat.beating(tmp_path, Session()):
+        raise TrainingFault("se acabó el disco")
+    (beat,) = heartbeat.read(tmp_path)
+    assert beat.ended == "se acabó el disco"
+
+
+def test_only_the_newest_run_counts_and_the_next_one_clears_the_folder(tmp_path, shards):  # noqa: F811
+    first = run_one(tmp_path, shards)
+    folder = tmp_path / heartbeat.FOLDER
+    older = {**vars(first), "rank": 7, "windows": []}
+    (folder / "rank-00007.json").write_text(json.dumps(older))
+    for name, text in (("rank-00001.json", "{"), ("rank-00002.json", "[]"), ("rank-00003.json", '{"run": 3}'),
+                       ("rank-00004.json", json.dumps({**older, "time": "ayer"})), ("notas.json", "{}")):
+        (folder / name).write_text(text)
+    (folder / "rank-00005.json").write_text(json.dumps({**older, "rank": 5, "run": "otra", "time": first.time - 9}))
+    assert [beat.rank for beat in heartbeat.read(tmp_path)] == [0, 7]
+    second = run_one(tmp_path, shards)
+    assert second.run != first.run
+    assert sorted(path.name for path in folder.iterdir()) == ["notas.json", "rank-00000.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path, shards, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.02)
+    (tmp_path / heartbeat.FOLDER).write_text("no es una carpeta")
+    with heartbeat.beating(tmp_path, Session()) as clock:
+        time.sleep(0.2)
+        run = Run(tmp_path, shards).go(clock=clock)
+    assert run.result[0].step == 12 and heartbeat.read(tmp_path) == []
+    printed = capsys.readouterr()
+    assert printed.out.count("monitor.py no verá bien") == 1 and "Traceback" not in printed.out + printed.err
+
+
+def test_a_store_that_fails_leaves_the_file(tmp_path, shards, capsys):  # noqa: F811
+    class Broken:
+        def clone(self):
+            raise RuntimeError("Broken pipe")
+
+    with heartbeat.beating(tmp_path, Session(store=Broken())):
+        wait_until(lambda: heartbeat.read(tmp_path))
+    printed = capsys.readouterr()
+    assert printed.out.count("Broken pipe") == 1 and "Traceback" not in printed.out + printed.err
+    assert heartbeat.read(tmp_path)[0].ended == "completo"
+
+
+def test_age_counts_from_when_it_was_heard(tmp_path):
+    with heartbeat.beating(tmp_path, Session()):
+        pass
+    values = {**vars(heartbeat.read(tmp_path)[0]), "time": 1000.0}
+    assert heartbeat.age(heartbeat.Beat(**values), 1004.0) == 4.0
+    assert heartbeat.age(heartbeat.Beat(**{**values, "received": 1003.0}), 1004.0) == 1.0
+
+
+def test_reading_takes_no_torch():
+    subprocess.run([sys.executable, "-c", "import sys; from aura import heartbeat; assert 'torch' not in sys.modules"],
+                   check=True, cwd=ROOT, timeout=30)
+
+
+def test_the_benchmark_writes_what_it_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    spec = importlib.util.spec_from_file_location("heartbeat_benchmark", ROOT / "benchmarks" / "heartbeat.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    benchmark.main(["--remote", "0,2", "--beats", "5", "--rounds", "3", "--step-rounds", "1", "--json",
+                    str(tmp_path / "heartbeat.json")])
+    step, *beats = json.loads((tmp_path / "heartbeat.json").read_text())["rows"]
+    assert step["share"] == pytest.approx(step["us_per_step"] / step["step_ms"] / 1000)
+    assert [beat["remote"] for beat in beats] == [0, 2] and all(beat["us_per_beat"] > 0 for beat in beats)
+    assert heartbeat.INTERVAL_SECONDS == 1.0
+
+
+# ---- Several --------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_rank_is_slow_in_compute_and_the_other_waits(tmp_path):
+    with ExitStack() as stack:
+        processes = stack.enter_context(ranks(program(tmp_path, "slow"), [tmp_path] * 2))
+        lines = [process.wait_for("tiempos") for process in processes]
+        assert [process.finish()[0] for process in processes] == [0, 0]
+    (fast, (ddp,), *fast_shards), (slow, _, *slow_shards) = (json.loads(line.split(" ", 1)[1]) for line in lines)
+    for quick, late in ((fast, slow), *zip(fast_shards, slow_shards, strict=True)):
+        assert least(late, "compute") > least(quick, "compute") + 1.5 * SLOW_S, "of the two micro-batches of a step"
+        assert least(quick, "communication") > least(late, "communication") + 1.5 * SLOW_S
+        for window in (*quick, *late):
+            assert total(window) == pytest.approx(window["seconds"])
+    assert least(fast, "communication") > 0.9 * ddp > SLOW_S, "DistributedDataParallel has measured the wait as well"
+    beats = heartbeat.read(tmp_path)
+    assert [beat.rank for beat in beats] == [0, 1] and beats[0].run == beats[1].run
+    assert [beat.ended for beat in beats] == ["completo"] * 2 and [beat.received for beat in beats] == [None] * 2
+    assert [vars(window) for window in beats[1].windows] == slow
+
+
+def test_a_rank_that_hangs_still_beats_and_one_that_is_stopped_or_killed_does_not(tmp_path):
+    with ExitStack() as stack:
+        processes = stack.enter_context(ranks(program(tmp_path, "stuck"), [tmp_path] * 2))
+        processes[1].wait_for("atascado")
+        waiting, stuck = beats_of(tmp_path, lambda beat: beat.phase == "data" and beat.phase_s > 0.3)
+        assert stuck.step == waiting.step == STUCK_AT // 2
+        later = beats_of(tmp_path, lambda beat: beat.number >= stuck.number + 3)
+        assert later[1].phase_s > stuck.phase_s and later[1].phase == "data"
+        assert later[0].phase == "communication" and later[0].phase_s > 0.3
+        stopped = silence(tmp_path, processes[1], signal.SIGSTOP)
+        processes[1].child.send_signal(signal.SIGCONT)
+        beats_of(tmp_path, lambda beat: beat.number > stopped.number)
+        assert silence(tmp_path, processes[1], signal.SIGKILL).ended is None
+
+
+def silence(folder, process, number):
+    """Send a signal after which rank 1 says nothing more; its last Beat."""
+    process.child.send_signal(number)
+    time.sleep(0.15)
+    before = heartbeat.read(folder)
+    time.sleep(0.4)
+    after = heartbeat.read(folder)
+    assert after[1] == before[1] and after[0].number > before[0].number
+    return after[1]
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="network namespaces need root and iproute2")
+def test_beats_of_another_machine_come_through_the_store(tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with Switch(2) as switch, ExitStack() as stack:
+        switch.limit(1, SLOW_MBIT)
+        switch.start(stack, program(tmp_path, "far"), folders)
+        here, there = beats_of(folders[0], lambda beat: len(beat.windows) > 2 and beat.received is not None)
+        assert (here.address, there.address) == ("10.77.0.1", "10.77.0.2") and here.received is None
+        assert abs(there.received - there.time) < 1.0
+        assert heartbeat.read(folders[1])[0].received is None, "its own file is there as well"
+        sent = 4 * 4 * (256 * 256 + 256) * 8 / SLOW_MBIT / 1e6  # of two ranks each sends as many bytes as there are
+        for beat in (here, there):
+            window = vars(min(beat.windows, key=lambda window: window.seconds))
+            assert 0.8 * sent < window["communication"] < 2 * sent and window["compute"] < 0.5 * sent
+            assert total(window) == pytest.approx(window["seconds"])
+        beats_of(folders[0], lambda beat: beat.received > there.received)
+        switch.unplug(1)
+        time.sleep(0.3)
+        before, own = heartbeat.read(folders[0])[1], heartbeat.read(folders[1])[0]
+        time.sleep(0.5)
+        now, own_now = heartbeat.read(folders[0]), heartbeat.read(folders[1])[0]
+        assert now[1] == before and now[0].number > here.number and own_now.number > own.number
