@@ -1,15 +1,18 @@
-"""Does the cluster work? A real all_reduce over all processes, checked value by value.
+"""Does the cluster work? A real all_reduce over all processes, checked value by value; with --full, everything else.
 
     python test_ddp.py --backend auto
     torchrun --nproc_per_node=2 test_ddp.py --backend gloo
     RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=192.168.1.10 MASTER_PORT=29500 python test_ddp.py
+    torchrun --nnodes=2 ... test_ddp.py --full --checkpoint-dir checkpoints --data-dir Data
 
-Exit code 0 only when every rank got the right sum; 2 for bad values or machines that cannot be reached in time; 3 when
-a process is lost or a sum is wrong.
+--full compares versions, sources, data, cards, disks and interfaces of all ranks, measures network, clocks and speeds,
+and says what they mean for training; rank 0 prints one line per problem with the way out.
+Exit code 0 only when every rank got the right sum (--full: and nothing else is wrong); 2 for bad values or machines
+that cannot be reached in time; 3 when a process is lost, a sum is wrong or --full has found a problem.
 """
 
 from aura import backend, cli, distributed
-from aura.errors import EXIT_OK, TrainingFault
+from aura.errors import EXIT_OK, TrainingFault, UserError
 
 __test__ = False  # a script with a test's name: pytest must leave it alone
 
@@ -21,6 +24,14 @@ def build_parser():
                         help="auto: NCCL con GPU, gloo sin ella")
     parser.add_argument("--timeout", type=cli.number(float, above=0, high=1e6), default=60.0, dest="dist_timeout",
                         metavar="SEGUNDOS", help="cuánto se espera a los demás procesos")
+    full = parser.add_argument_group("examen completo")
+    full.add_argument("--full", action="store_true",
+                      help="compara todas las máquinas (versiones, código, datos, GPU, discos, interfaces), mide red, "
+                           "relojes y cálculo, y dice qué falla y cómo arreglarlo")
+    full.add_argument("--json", action="store_true", help="con --full: un objeto JSON en la salida del rango 0")
+    full.add_argument("--checkpoint-dir", type=cli.path, default="./checkpoints",
+                      help="carpeta de los puntos de control")
+    full.add_argument("--data-dir", type=cli.path, default="./Data", help="carpeta de los datos preparados")
     cli.add_placement(parser.add_argument_group("proceso lanzado a mano"))
     return parser
 
@@ -29,6 +40,11 @@ def main():
     """Run the check; returns the exit code."""
     args = build_parser().parse_args()
     args.distributed = True
+    if args.full:
+        from aura import doctor  # brings the models and the data, which the plain check does without
+        return doctor.examine(args)
+    if args.json:
+        raise UserError("--json solo sirve con --full")
     with distributed.session(args) as dist:
         try:
             total = backend.check_all_reduce(dist.rank, dist.world_size, dist.device)

@@ -1,0 +1,107 @@
+"""The time of an all_reduce by size, measured, and from it what exchanging the gradients of a training step takes, and
+how much of that backward hides."""
+
+import statistics
+import time
+
+import torch
+import torch.distributed as c10d
+
+from aura import backend
+from aura.errors import TrainingFault
+from aura.models import gpt
+
+SIZES = [4**power << 10 for power in range(9)]  # bytes, 1 KB to 64 MB
+LONGEST_SECONDS = 15.0  # a size that is expected to take longer is not tried
+REPETITIONS = 20  # at most
+# Of DistributedDataParallel (its defaults in torch 2.13): a bucket leaves when it holds that much or more. The first is
+# small so that sending starts early.
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+GRADIENT_BYTES = 4  # float32, whatever the precision of the products
+
+
+def exchange_curve(dist, most_seconds=2.0):
+    """[(bytes, seconds or None)] of an all_reduce of float32 over all ranks of `dist`, which all call it: the median of
+    the slowest rank, for 1 KB to 64 MB. All values are checked.
+
+    most_seconds: for all repetitions together; each size is tried once at least, as long as that is expected to take
+    less than LONGEST_SECONDS, and from there on the seconds are None. Raises TrainingFault on a wrong sum.
+    """
+    curve, expected = [], 0.0
+    _timed(dist, torch.empty(SIZES[0] // 4, device=dist.device))  # the first one opens the connections
+    for size in SIZES:
+        if expected > LONGEST_SECONDS:
+            curve.append((size, None))
+            continue
+        tensor = torch.empty(size // 4, device=dist.device)
+        first = _timed(dist, tensor)
+        more = min(REPETITIONS, int(most_seconds / len(SIZES) / first))
+        seconds = statistics.median([_timed(dist, tensor) for _ in range(more)] or [first])
+        curve.append((size, seconds))
+        expected = 4 * seconds
+    return curve
+
+
+def _timed(dist, tensor):
+    """Seconds, on the slowest rank, of one checked all_reduce of `tensor`; the same on every rank."""
+    tensor.fill_(dist.rank + 1)
+    backend.wait(dist.device)
+    dist.barrier()
+    started = time.perf_counter()
+    c10d.all_reduce(tensor)
+    backend.wait(dist.device)
+    seconds = time.perf_counter() - started
+    right = dist.world_size * (dist.world_size + 1) / 2
+    results = dist.gather_objects((seconds, bool((tensor == right).all())))
+    wrong = [rank for rank, (_, good) in enumerate(results) if not good]
+    if wrong:
+        problem = TrainingFault(f"all_reduce de {tensor.numel() * 4} bytes suma mal en los rangos "
+                                f"{', '.join(map(str, wrong))}: la red o el backend {dist.backend} corrompen los "
+                                "datos; pruebe con --backend gloo")
+        problem.same_everywhere = True
+        raise problem
+    return max(seconds for seconds, _ in results)
+
+
+def seconds_for(curve, size):
+    """Seconds of an all_reduce of `size` bytes: between two measured sizes in proportion, beyond the largest at its
+    rate."""
+    known = [(there, seconds) for there, seconds in curve if seconds is not None]
+    if size >= known[-1][0]:
+        return known[-1][1] * size / known[-1][0]
+    low = max((point for point in known if point[0] <= size), default=(0, known[0][1]))
+    high = min(point for point in known if point[0] > size)
+    return low[1] + (high[1] - low[1]) * (size - low[0]) / (high[0] - low[0])
+
+
+def step_seconds(curve, config, backward_s=0.0):
+    """What exchanging the gradients adds to a training step of a GPT over several processes, in seconds: what is left
+    of it when backward has ended. With backward_s = 0 nothing is hidden, and it is all the time on the network.
+
+    curve: of exchange_curve. config: gpt.GPTConfig. backward_s: seconds of the backward pass of the micro-batch that
+    the gradients leave with, the last one. A bucket leaves when its gradients are there and the one before has arrived.
+    """
+    arrived = 0.0
+    for size, share in buckets(config):
+        arrived = max(arrived, share * backward_s) + seconds_for(curve, size)
+    return arrived - backward_s
+
+
+def buckets(config):
+    """[(bytes, share of backward after which it is complete)] of the buckets in which DistributedDataParallel sends a
+    GPT's gradients: in the order in which they appear, last block first, and the embedding, to which both ends of the
+    model add, last."""
+    with torch.device("meta"):
+        model = gpt.GPT(config)
+    head = config.vocab_size * config.n_embd
+    inside = {id(parameter): parameter.numel() for parameter in model.h.parameters()}
+    products = head + sum(inside.values())
+    ordered = list(model.parameters())[::-1]
+    made, size, done = [], 0, head  # backward begins with the head
+    for parameter in ordered:
+        size += parameter.numel() * GRADIENT_BYTES
+        done += inside.get(id(parameter), 0)
+        if size >= (BUCKET_BYTES if made else FIRST_BUCKET_BYTES) or parameter is ordered[-1]:
+            made.append((size, done / products))
+            size = 0
+    return made

@@ -1,0 +1,162 @@
+"""What a rank is, as far as it matters that all are the same, or well: collected on each before any group exists."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as c10d
+
+import aura
+from aura import backend, dataset, extension, links, placement
+from aura.errors import UserError
+from aura.files import explain
+
+# What decides how text becomes tokens and how tensors are stored; the others draw, count and show.
+PACKAGES = ("numpy", "sentencepiece", "safetensors")
+SOURCES = (".py", ".cpp", ".h", ".inl", ".cu", ".cuh")
+GIT_SECONDS = 5
+
+
+def collect(place, peers, device, folders):
+    """A dict of plain values about this process. peers: as the session's before_group gets them. folders: {flag: folder
+    that training writes to}."""
+    return {**peers[place.rank], "pid": os.getpid(), "device": str(device), "versions": _versions(),
+            "code": {"hash": _hash(repr(source_files()).encode())[:16], **_git()}, "kernels": _kernels(),
+            "data": _data(folders["--data-dir"]), "gpu": _gpu(device),
+            "disks": [_disk(flag, folder) for flag, folder in folders.items()],
+            "network": _network(place, peers, device), "processor": _processor()}
+
+
+def _versions():
+    nccl = torch.cuda.nccl.version() if c10d.is_nccl_available() and torch.cuda.is_available() else None
+    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "torch": torch.__version__,
+             "CUDA": torch.version.cuda, "NCCL": nccl and ".".join(map(str, nccl)), "aura": aura.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def source_files(root=extension.ROOT):
+    """{path below root: hash} of the collection's own sources, an end of line counted as one character everywhere."""
+    checkout = root.glob("*.py") if (root / "setup.py").exists() else []  # else among other packages, not ours
+    paths = [*checkout, *(path for folder in ("aura", "csrc") for path in (root / folder).rglob("*"))]
+    return {path.relative_to(root).as_posix(): _hash(path.read_bytes().replace(b"\r\n", b"\n"))[:16]
+            for path in sorted(paths) if path.suffix in SOURCES}
+
+
+def _hash(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def _git():
+    """The commit and whether files it holds were changed; None of both where there is no git or no repository."""
+    def git(*words):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(["git", "-C", extension.ROOT, *words], capture_output=True, text=True, check=True,
+                                  timeout=GIT_SECONDS, stdin=subprocess.DEVNULL).stdout.strip()
+
+    commit = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no") if commit else None
+    return {"commit": commit, "changed": None if changed is None else bool(changed)}
+
+
+def _kernels():
+    """Whether the fused kernels are built here (True), or can be (True), or why not; builds nothing."""
+    if os.environ.get("AURA_EXTENSION", "").lower() == "off":
+        return "AURA_EXTENSION=off"
+    try:
+        if extension._ahead_of_time() is None:
+            extension.find_compiler()
+            extension._ninja()
+    except extension.Unavailable as problem:
+        return str(problem)
+    return True
+
+
+def _data(data_dir):
+    """The data set prepared last, by the hash it was prepared with and that of the tokenizer as it is now."""
+    try:
+        last = dataset.latest(data_dir)
+        if last is None:
+            return None
+        tokenizer = last.directory / last.meta["tokenizer"]["file"]
+        bytes_ = sum(shard["bytes"] for split in last.meta["splits"].values() for shard in split["shards"])
+        return {"name": last.meta["name"], "sha256": last.sha256, "bytes": bytes_,
+                "tokenizer": _hash(tokenizer.read_bytes())}
+    except (UserError, OSError) as problem:
+        return {"problem": str(problem) if isinstance(problem, UserError) else f"{problem.filename}: "
+                f"{explain(problem)}"}
+
+
+def _gpu(device):
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return {"modelo": properties.name, "memoria": f"{properties.total_memory / 1e9:.0f} GB", "driver": _driver(),
+            "count": torch.cuda.device_count()}
+
+
+def _driver():
+    """The version of NVIDIA's driver, None where nvidia-ml-py is missing or does not say."""
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        try:
+            return pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # whatever a library says that is no part of this
+        return None
+
+
+def _disk(flag, folder):
+    """What is free where `folder` is or will be, and why nothing can be written there; leaves nothing behind."""
+    there = Path(folder).absolute()
+    while not os.path.exists(there):
+        there = there.parent
+    problem = None
+    try:
+        with tempfile.TemporaryFile(dir=there) as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+    except OSError as refused:
+        problem = explain(refused)
+    return {"flag": flag, "folder": str(folder), "device": there.stat().st_dev, "free": shutil.disk_usage(there).free,
+            "problem": problem}
+
+
+def _network(place, peers, device):
+    name = placement.interface_towards(place, peers)
+    addresses = placement.interface_addresses()
+    alone = len({peer["address"] for peer in peers.values()}) == 1
+    variables = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if device.type == "cuda" else [])]
+    wrong = [[variable, os.environ[variable], os.environ[variable] in addresses] for variable in variables
+             if name and variable in os.environ and not _carries(os.environ[variable], name, addresses, alone)]
+    return {"interface": name, "wrong": wrong, **(links.interface_facts(name) if name else {})}
+
+
+def _carries(value, name, addresses, alone):
+    """Whether traffic towards the others can go over the interfaces of the variable's `value`, as NCCL reads it: names
+    or their beginnings; with ^ all others, with = the whole name. On one machine any interface will do."""
+    mark, words = value[:1], value.lstrip("^=").split(",")
+    wanted = addresses if alone else [name]
+    if mark == "^":
+        return not all(there.startswith(tuple(words)) for there in wanted)
+    return any(there in words or (mark != "=" and there.startswith(tuple(words))) for there in wanted)
+
+
+def _processor():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    nice = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else None
+    return {"name": backend.device_name(torch.device("cpu")), "cores": cores, "threads": torch.get_num_threads(),
+            "nice": nice}
