@@ -93,7 +93,7 @@ def measured(args, wait):
     while True:
         beats = heartbeat.read(args.run) if args.run else []
         # With this process among them the list is never empty where processes can be listed at all.
-        ours = [os.getpid(), *(beat.pid for beat in beats if beat.received is None and beat.ended is None)]
+        ours = [os.getpid(), *(beat.pid for beat in beats if beat.host == source.host and beat.ended is None)]
         yield source.sample(ours), beats
         # After a machine slept, the samples it missed are not made up for.
         tick = max(tick + 1, math.ceil((time.monotonic() - start) / args.interval))

@@ -56,8 +56,8 @@ def diagnose(samples, beats, now, limits=None):
     blocked = [*_gone(run), *_stopped(run)] or _hung(run, beats)
     # A run that stands still has no pace, and its cards are idle for that reason.
     pace = [] if blocked else [*_stragglers(run), *_data_bound(run), *_idle(run, samples, beats)]
-    return [*blocked, *pace, *_foreign(run, samples), *_throttled(run, samples), *_full_cards(run, samples[-1]),
-            *_imbalance(run), *_full_machine(samples[-1], limits)]
+    return [*_failed(run), *blocked, *pace, *_foreign(run, samples), *_throttled(run, samples),
+            *_full_cards(run, samples[-1]), *_imbalance(run), *_full_machine(samples[-1], limits)]
 
 
 def is_local(beat, sample):
@@ -149,6 +149,17 @@ def _ranges(numbers):
 # --- the run: who is missing, who keeps the others waiting -----------------------------------------------------------
 def _at(beat):
     return f"paso {beat.step} de {beat.steps}, fase {PHASES.get(beat.phase, beat.phase)}"
+
+
+def _failed(run):
+    """One finding for each error with which ranks have ended."""
+    found = {}
+    for beat in run.ended:
+        if beat.failed:
+            found.setdefault(beat.ended, []).append(Rank(beat, False, 0.0, None))
+    return [Finding("failed", run.who(ranks), f"terminó con un error en el paso {ranks[0].beat.step}: {text}",
+                    "el final de su registro dice más; la misma orden sigue desde el último punto de control")
+            for text, ranks in found.items()]
 
 
 def _gone(run):

@@ -26,6 +26,7 @@ from aura.files import PARTIAL_SUFFIX, explain
 FOLDER = "heartbeat"  # inside --log-dir
 NAME = re.compile(r"rank-\d{5,}\.json")
 INTERVAL_SECONDS = 1.0
+REMOTE_BEATS = 2  # rank 0 looks every so many of its own for those of other machines: they cost it most
 FAREWELL_SECONDS = 1.0  # how long rank 0 waits for the last beats of other machines
 JOIN_SECONDS = 3.0  # a thread that a dead disk or network holds is left behind
 
@@ -58,6 +59,7 @@ class Beat:
     memory_total: int
     windows: list[Window] = field(default_factory=list)
     ended: str | None = None  # how the run of this rank ended, in words; None while it goes on
+    failed: bool = False  # whether that was an error
     received: float | None = None
 
 
@@ -110,6 +112,7 @@ def beating(log_dir, dist):
         teller.ended = clock.ended or "completo"
     except BaseException as problem:
         teller.ended = (str(problem).splitlines() or [""])[0][:200] or type(problem).__name__
+        teller.failed = not isinstance(problem, SystemExit | KeyboardInterrupt)
         raise
     finally:
         teller.over.set()
@@ -121,7 +124,7 @@ class _Teller:
 
     def __init__(self, log_dir, dist, clock):
         self.folder, self.dist, self.clock = Path(log_dir, FOLDER), dist, clock
-        self.ended, self.over, self.number, self.told = None, threading.Event(), 0, set()
+        self.ended, self.failed, self.over, self.number, self.told = None, False, threading.Event(), 0, set()
         self.run_id, self.address = secrets.token_hex(8), None
         self.store = None  # of a rank on another machine than rank 0's, and of a rank 0 that has such
         self.remote, self.copied = [], {}  # ranks on other machines, and what they said last as it came
@@ -150,8 +153,9 @@ class _Teller:
             finally:
                 if self.store is not None and not self.dist.main:
                     self.store.set(f"heartbeat/{self.dist.rank}", said)
-        with self._harmless():
-            self._copy_remote()
+        if self.number % REMOTE_BEATS == 0 or self.ended:
+            with self._harmless():
+                self._copy_remote()
 
     @contextlib.contextmanager
     def _harmless(self):
@@ -206,7 +210,7 @@ class _Teller:
         beat = Beat(**self.constants, number=self.number, time=time.time(), step=clock.step, steps=clock.steps,
                     phase="end" if self.ended else phase, phase_s=phase_s, cpu_s=time.process_time(), loss=clock.loss,
                     memory=_memory_used(self.dist.device), windows=[vars(window) for window in clock.windows],
-                    ended=self.ended)
+                    ended=self.ended, failed=self.failed)
         return json.dumps({name: value for name, value in vars(beat).items() if name != "received"},
                           ensure_ascii=False).encode()
 

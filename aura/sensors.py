@@ -77,7 +77,7 @@ class Sensors:
             self._notes = ["sin psutil no se ve cuánto trabajan el procesador y la red: pip install psutil",
                            *self._notes]
         self._disk, self._network, self._wanted = str(disk), network, gpus
-        self._host, self._cores = socket.gethostname(), os.cpu_count() or 1
+        self.host, self._cores = socket.gethostname(), os.cpu_count() or 1
         self.processes = Processes(self.psutil)
         self._apart = pids_apart()
         self._times = self._counters = self._clock = None
@@ -106,7 +106,7 @@ class Sensors:
         if self._apart:
             gpus = [dataclasses.replace(gpu, processes={pid: held for pid, held in gpu.processes.items()
                                                         if pid in self.processes.known}) for gpu in gpus]
-        return Sample(time=time.time(), host=self._host, cores=self._cores, cpu=cpu,
+        return Sample(time=time.time(), host=self.host, cores=self._cores, cpu=cpu,
                       load=ask(lambda: os.getloadavg()[0]), memory_used=used, memory_total=total,
                       swap_used=swap_used, swap_total=swap_total, disk=self._disk, disk_free=disk and disk.free,
                       disk_total=disk and disk.total, links=links, processes=activities, gpus=gpus,

@@ -249,6 +249,12 @@ def test_who_has_ended_is_no_trouble():
     assert judge(cluster(rank3={**over, "received": NOW - 5000})) == []
 
 
+def test_an_error_that_ended_ranks_is_told_once():
+    over = {"ended": "se acabó el disco", "failed": True, "phase": "end", "time": NOW - 5000, "received": None}
+    found = judge(cluster(**{f"rank{rank}": over for rank in range(4)}), processes=[])
+    only(found, "failed", "rangos 0-3 (nodo1, nodo2)", "se acabó el disco")
+
+
 def test_two_machines_of_one_name():
     beats = [beat(0), beat(1, host="nodo2")]
     beats[1] = replace(beats[1], host="nodo1", received=NOW - 20)

@@ -61,8 +61,9 @@ def inline_commands(text):
 
 
 def simple_commands(line):
-    """The words of each command of a line: `a && b | c` holds three. An unbalanced quote is prose, not a command."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+    """The words of each command of a line: `a && b | c > file` holds three. An unbalanced quote is prose, not a
+    command."""
+    lexer = shlex.shlex(re.sub(r" > \S+", "", line), posix=True, punctuation_chars="&|;")
     lexer.whitespace_split = True
     lexer.commenters = "#"
     try:

@@ -150,7 +150,7 @@ def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step
     started = time.time()
     beat = run_one(tmp_path, shards, eval_interval=1)
     assert (beat.rank, beat.world_size, beat.pid, beat.device) == (0, 1, os.getpid(), "cpu")
-    assert (beat.step, beat.steps, beat.phase, beat.ended) == (12, 12, "end", "completo")
+    assert (beat.step, beat.steps, beat.phase, beat.ended) == (12, 12, "end", "completo") and not beat.failed
     assert started <= beat.time <= time.time() and beat.received is None and 0 < beat.memory < beat.memory_total
     assert [window.step for window in beat.windows] == list(range(5, 13))
     for window in beat.windows:
@@ -179,7 +179,7 @@ def test_a_fault_is_the_last_word(tmp_path):
     with pytest.raises(TrainingFault), heartbeat.beating(tmp_path, Session()):
         raise TrainingFault("se acabó el disco")
     (beat,) = heartbeat.read(tmp_path)
-    assert beat.ended == "se acabó el disco"
+    assert beat.ended == "se acabó el disco" and beat.failed
 
 
 def test_only_the_newest_run_counts_and_the_next_one_clears_the_folder(tmp_path, shards):  # noqa: F811
@@ -308,7 +308,7 @@ def test_beats_of_another_machine_come_through_the_store(tmp_path):
         sent = 4 * 4 * (256 * 256 + 256) * 8 / SLOW_MBIT / 1e6  # of two ranks each sends as many bytes as there are
         for beat in (here, there):
             window = vars(min(beat.windows, key=lambda window: window.seconds))
-            assert 0.8 * sent < window["communication"] < 2 * sent and window["compute"] < 0.5 * sent
+            assert max(0.8 * sent, window["compute"]) < window["communication"]
             assert total(window) == pytest.approx(window["seconds"])
         beats_of(folders[0], lambda beat: beat.received > there.received)
         switch.unplug(1)
