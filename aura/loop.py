@@ -165,6 +165,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 stalled += wait
                 progress.seconds += wait
             clock.lap(count / dist.world_size)
+        request.number = request.number or stop  # what others were asked may still reach this rank
         with clock.phase("save"):
             checkpointer.finish()
     clock.end(stop if progress.step < policy.max_steps else 0)

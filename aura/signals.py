@@ -41,7 +41,8 @@ class StopRequest:
 
 @contextlib.contextmanager
 def orderly_stop():
-    """Yield a StopRequest that the signals set; the handlers of before are put back at the end.
+    """Yield a StopRequest that the signals set; the handlers of before are put back at the end. Once a stop was asked
+    for, only that of Ctrl+C is: the others no longer do anything.
 
     Outside the main thread, where Python allows no handlers, nothing ever sets it.
     """
@@ -60,7 +61,9 @@ def orderly_stop():
     finally:
         signal.set_wakeup_fd(before_fd)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # Who asked once may ask again while this process says good-bye, as Slurm does: of the job and of its step.
+            asked_again = request.number and number != signal.SIGINT
+            signal.signal(number, request.handle if asked_again else handler)
         writer.close()
         listener.join()
         reader.close()

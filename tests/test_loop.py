@@ -139,6 +139,21 @@ def test_handlers_are_put_back(tmp_path, shards):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("asked", ["this rank", "another"])
+def test_a_signal_that_comes_again_while_it_leaves_does_not_kill(tmp_path, shards, monkeypatch, asked):
+    before = signal.getsignal(signal.SIGTERM)
+    if asked == "another":
+        agree = loop._agree
+        monkeypatch.setattr(loop, "_agree", lambda *words: (*agree(*words)[:2], signal.SIGTERM))
+    try:
+        stopped = Run(folder(tmp_path, "a"), shards, signal_at=3 if asked == "this rank" else None).go()
+        assert stopped.result[1] == signal.SIGTERM
+        assert callable(signal.getsignal(signal.SIGTERM)), "that of before would end this process"
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_what_is_asked_for_now_wins_over_what_was_saved(tmp_path, shards):
     saved = Run(folder(tmp_path, "a"), shards, max_steps=4).go()
     again = Run(tmp_path / "a", shards)
