@@ -169,10 +169,13 @@ def train(args, dist, task, clock):
     checkpointer.require_room(checkpoint.state_bytes(module, 3 if args.ema else 2))
     dist.shard(module, optimizer, precision.dtype)
     average = Average(module, args.ema)
-    progress = pretrain.resume(args, dist, checkpointer, module, optimizer, precision, loader, average=average)
+    synced = pretrain.make_sync(args, dist, module, answer_loss, precision, finetune.any_batch(args, dist, task),
+                                unit="muestras")
+    progress = pretrain.resume(args, dist, checkpointer, module, optimizer, precision, loader, average=average,
+                               synced=synced)
     first = progress.step
-    model = dist.wrap(module.compiled() if args.compile else module)
-    pretrain.synchronise(dist, module)
+    pretrain.synchronise(dist, module, synced)
+    model = synced.wrap(module.compiled() if args.compile else module)
     evaluation = finetune.Evaluation(args, dist, task, module, precision, fresh=not first)
     reporter = finetune.make_reporter(args, dist, task, steps, precision)
     policy = loop.Policy(
@@ -194,16 +197,16 @@ def train(args, dist, task, clock):
     try:
         progress, stopped = loop.train(
             model, pretrain.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,
-            dist, precision, progress=progress, average=average, evaluate=evaluation,
+            dist, precision, sync=synced, progress=progress, average=average, evaluate=evaluation,
             reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
     finally:
         reporter.close()
     stopped = stopped if progress.step < steps else 0
     if not stopped:
-        finish(args, dist, task, module, average, evaluation)
-    path = finetune.record(args, dist, task, model, answer_loss, reporter, evaluation.metrics, precision=precision,
-                           first=first, steps=progress.step - first, steps_per_epoch=loader.steps_per_epoch,
-                           stopped=stopped)
+        finish(args, dist, task, module, synced, average, evaluation)
+    path = finetune.record(args, dist, task, model, synced, answer_loss, reporter, evaluation.metrics,
+                           precision=precision, first=first, steps=progress.step - first,
+                           steps_per_epoch=loader.steps_per_epoch, stopped=stopped)
     if path:
         dist.print(f"Cifras de esta ejecución: {path}")
     dist.barrier()
@@ -214,9 +217,9 @@ def train(args, dist, task, clock):
     return EXIT_OK
 
 
-def finish(args, dist, task, module, average, evaluation):
+def finish(args, dist, task, module, synced, average, evaluation):
     """Score what was trained, unless the last step did, and leave it in --output."""
-    with average.applied():
+    with synced.agreed(), average.applied():
         metrics = evaluation.metrics or evaluation()
         finetune.save_model(args.output, dist, task, module, metrics, evaluation.answers)
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "

@@ -12,7 +12,7 @@ from aura.errors import TrainingFault
 from aura.models import gpt
 
 SIZES = [4**power << 10 for power in range(9)]  # bytes, 1 KB to 64 MB
-LONGEST_SECONDS = 15.0  # a size that is expected to take longer is not tried
+LONGEST_SECONDS = 15.0  # a size that is expected to take longer is not tried, unless another limit is given
 REPETITIONS = 20  # at most
 # Of DistributedDataParallel (its defaults in torch 2.13): a bucket leaves when it holds that much or more. The first is
 # small so that sending starts early.
@@ -20,17 +20,17 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 GRADIENT_BYTES = 4  # float32, whatever the precision of the products
 
 
-def exchange_curve(dist, most_seconds=2.0):
+def exchange_curve(dist, most_seconds=2.0, longest_seconds=LONGEST_SECONDS):
     """[(bytes, seconds or None)] of an all_reduce of float32 over all ranks of `dist`, which all call it: the median of
     the slowest rank, for 1 KB to 64 MB. All values are checked.
 
     most_seconds: for all repetitions together; each size is tried once at least, as long as that is expected to take
-    less than LONGEST_SECONDS, and from there on the seconds are None. Raises TrainingFault on a wrong sum.
+    less than longest_seconds, and from there on the seconds are None. Raises TrainingFault on a wrong sum.
     """
     curve, expected = [], 0.0
     _timed(dist, torch.empty(SIZES[0] // 4, device=dist.device))  # the first one opens the connections
     for size in SIZES:
-        if expected > LONGEST_SECONDS:
+        if expected > longest_seconds:
             curve.append((size, None))
             continue
         tensor = torch.empty(size // 4, device=dist.device)
@@ -74,34 +74,59 @@ def seconds_for(curve, size):
     return low[1] + (high[1] - low[1]) * (size - low[0]) / (high[0] - low[0])
 
 
-def step_seconds(curve, config, backward_s=0.0):
-    """What exchanging the gradients adds to a training step of a GPT over several processes, in seconds: what is left
-    of it when backward has ended. With backward_s = 0 nothing is hidden, and it is all the time on the network.
+def step_seconds(curve, gradients, backward_s=0.0, element_bytes=GRADIENT_BYTES):
+    """What exchanging the gradients adds to a training step over several processes, in seconds: what is left of it when
+    backward has ended. With backward_s = 0 nothing is hidden, and it is all the time on the network.
 
-    curve: of exchange_curve. config: gpt.GPTConfig. backward_s: seconds of the backward pass of the micro-batch that
-    the gradients leave with, the last one. A bucket leaves when its gradients are there and the one before has arrived.
+    curve: of exchange_curve. gradients: as buckets() takes them. backward_s: seconds of the backward pass of the
+    micro-batch that the gradients leave with, the last one. element_bytes: of an element on the network. A bucket
+    leaves when its gradients are there and the one before has arrived.
     """
     arrived = 0.0
-    for size, share in buckets(config):
-        arrived = max(arrived, share * backward_s) + seconds_for(curve, size)
-    return arrived - backward_s
+    for size, share in buckets(gradients):
+        sent = size * element_bytes // GRADIENT_BYTES
+        arrived = max(arrived, share * backward_s) + seconds_for(curve, sent)
+    return max(0.0, arrived - backward_s)
 
 
-def buckets(config):
-    """[(bytes, share of backward after which it is complete)] of the buckets in which DistributedDataParallel sends a
-    GPT's gradients: in the order in which they appear, last block first, and the embedding, to which both ends of the
-    model add, last."""
-    with torch.device("meta"):
-        model = gpt.GPT(config)
-    head = config.vocab_size * config.n_embd
-    inside = {id(parameter): parameter.numel() for parameter in model.h.parameters()}
-    products = head + sum(inside.values())
-    ordered = list(model.parameters())[::-1]
-    made, size, done = [], 0, head  # backward begins with the head
-    for parameter in ordered:
-        size += parameter.numel() * GRADIENT_BYTES
-        done += inside.get(id(parameter), 0)
-        if size >= (BUCKET_BYTES if made else FIRST_BUCKET_BYTES) or parameter is ordered[-1]:
-            made.append((size, done / products))
+def buckets(gradients):
+    """[(bytes in float32, share of backward after which it is complete)] of the buckets that DistributedDataParallel
+    makes, in the order in which they leave.
+
+    gradients: [(elements, share of backward after which it is complete)] in the order of module.parameters(); of those
+    that are complete at the same time the last leaves first.
+    """
+    ordered = sorted(gradients, key=lambda gradient: -gradient[1])[::-1]
+    made, size = [], 0
+    for number, (elements, share) in enumerate(ordered, 1):
+        size += elements * GRADIENT_BYTES
+        if size >= (BUCKET_BYTES if made else FIRST_BUCKET_BYTES) or number == len(ordered):
+            made.append((size, share))
             size = 0
     return made
+
+
+def in_turn(parameters, products=None, before=0):
+    """`gradients` of buckets() of a model whose backward goes from its last parameter to its first.
+
+    parameters: their elements. products: for each of them the elements that backward multiplies, which takes its time;
+    by default all. before: of the same, what backward begins with.
+    """
+    products = parameters if products is None else products
+    total, done, found = before + sum(products), before, []
+    for elements, part in zip(parameters[::-1], products[::-1], strict=True):
+        done += part
+        found.append((elements, done / total))
+    return found[::-1]
+
+
+def of_gpt(config):
+    """`gradients` of buckets() of a gpt.GPT: backward begins with the head, whose weights are the embedding's, to which
+    both ends of the model add; so their gradient, of the first parameter, is complete last."""
+    with torch.device("meta"):
+        model = gpt.GPT(config)
+    inside = {id(parameter) for parameter in model.h.parameters()}
+    parameters = list(model.parameters())
+    return in_turn([parameter.numel() for parameter in parameters],
+                   [parameter.numel() if id(parameter) in inside else 0 for parameter in parameters],
+                   before=config.vocab_size * config.n_embd)

@@ -56,7 +56,14 @@ def connect_store(place, timeout):
         raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s: compruebe que está en marcha, "
                         "que MASTER_ADDR es la dirección de su máquina y que el cortafuegos deja pasar ese puerto"
                         ) from problem
-    return c10d.PrefixStore(f"aura/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return c10d.PrefixStore(attempt_prefix(), store)
+
+
+def attempt_prefix():
+    """What this attempt's keys begin with in a store that outlives it, torchrun's own. A store that rank 0 hosts begins
+    and ends with the attempt, and torchrun counts attempts for each machine: one that joins later is at its first."""
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return f"aura/{os.environ['TORCHELASTIC_RESTART_COUNT']}" if shared else "aura"
 
 
 @contextlib.contextmanager
@@ -137,8 +144,7 @@ def _probe_nccl(place):
 def _nccl_probe_child(rank, world_size, local_rank, address, port):
     device = local_device(local_rank)
     store = c10d.TCPStore(address, port, is_master=False, wait_for_workers=False)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    c10d.init_process_group("nccl", store=c10d.PrefixStore(f"aura/{attempt}/nccl_probe", store), rank=rank,
+    c10d.init_process_group("nccl", store=c10d.PrefixStore(f"{attempt_prefix()}/nccl_probe", store), rank=rank,
                             world_size=world_size, device_id=device, timeout=timedelta(seconds=NCCL_PROBE_SECONDS))
     check_all_reduce(rank, world_size, device)
     c10d.destroy_process_group()

@@ -1,9 +1,10 @@
 """Checkpoints: written whole or not at all, verified before use, found again by themselves.
 
-    checkpoints/ckpt-00000500.pt      one zip archive, readable with torch.load(weights_only=True)
+    checkpoints/ckpt-00000500.pt                one zip archive, readable with torch.load(weights_only=True)
+    checkpoints/rank-00001/ckpt-00000500.pt     what rank 1 alone knew then, where ranks differ (see aura/sync.py)
 
 Every record of the archive carries a CRC-32 that torch.load does not check; `damage` does, so a flipped bit is found
-and the checkpoint before it is taken. Rank 0 alone reads and writes; the others receive.
+and the checkpoint before it is taken. Rank 0 alone reads and writes the one; the others receive.
 """
 
 import os
@@ -166,6 +167,7 @@ class Checkpointer:
         self.constants, self.names = constants or {}, names or Names()
         self.host = _HostCopy() if background else None
         self.last = self.writer = self.failure = None
+        self.own = self.directory / f"rank-{dist.rank:05d}"
 
     def start_fresh(self):
         """Move the checkpoints of an earlier run aside so that 'the newest' always belongs to this one."""
@@ -174,9 +176,10 @@ class Checkpointer:
             if folder:
                 self.dist.print(f"Los puntos de control anteriores se han movido a {folder}.")
 
-    def save(self, step, state, interrupted=False):
+    def save(self, step, state, interrupted=False, own=None):
         """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background if
-        so asked, but for an interrupted run's. Returns the seconds that training stood still.
+        so asked, but for an interrupted run's. own: what this rank alone knows, for a file of its own that load() finds
+        again; where it cannot be written that is said, and nothing else. Returns the seconds that training stood still.
 
         Raises TrainingFault naming the reason and the last good checkpoint when it, or the one before, cannot be
         written.
@@ -184,48 +187,73 @@ class Checkpointer:
         started = time.perf_counter()
         self.finish()
         name = self.names.interrupted if interrupted else self.names.regular
-        path = path_of(self.directory, step, name)
+        files = {path_of(self.directory, step, name): state} if self.dist.main else {}
+        if own is not None:  # with it the other ranks need nothing from rank 0 to go on
+            sync = {key: value for key, value in state["sync"].items() if not isinstance(value, torch.Tensor)}
+            files[path_of(self.own, step)] = {"own": own, **({"sync": sync} if self.dist.main else
+                                                             {**self.constants, **state})}
         if not self.dist.main:
+            self.last = str(path_of(self.directory, step, name))
+        if not files:
             collect(state, self.dist)
-            self.last = str(path)
         elif self.host is None or interrupted:
-            self._write(path, {**self.constants, **collect(state, self.dist)})
+            self._write({path: cpu_copy(part) for path, part in files.items()})
             self.poll()
         else:
-            self._write_behind(path, state)
+            self._write_behind(files)
         return time.perf_counter() - started
 
-    def _write_behind(self, path, state):
+    def save_alone(self, step, state):
+        """Write the checkpoint of `step` on this rank, whichever it is, for those who are left when another is lost;
+        where that fails, the one before is the last."""
+        self.settle()
+        path = path_of(self.directory, step, self.names.interrupted)
+        self._write({path: cpu_copy(state)})
+        self.failure = None
+
+    def _write_behind(self, files):
         try:
-            copied = self.host.take(state)
+            copied = {path: self.host.take(part, (path.parent.name,)) for path, part in files.items()}
         except RuntimeError as problem:  # what torch raises when there is no room
             if is_communication_error(problem):
                 raise
             if self.dist.sharded:  # the other ranks have given their parts and will not do so again
                 raise TrainingFault("en la memoria del proceso 0 no cabe una copia del estado entero "
                                     f"({str(problem).splitlines()[0][:80]})") from problem
-            self.dist.print(f"Aviso: no cabe una copia del estado en la memoria ({str(problem).splitlines()[0][:80]}): "
-                            "el entrenamiento esperará a que se guarde cada punto de control.")
+            self.dist.print_each("Aviso: no cabe una copia del estado en la memoria "
+                                 f"({str(problem).splitlines()[0][:80]}): el entrenamiento esperará a que se guarde "
+                                 "cada punto de control.")
             self.host = None
-            self._write(path, {**self.constants, **state})
+            self._write(files)
             self.poll()
             return
-        self.writer = threading.Thread(target=self._write, args=(path, {**self.constants, **copied}))
+        self.writer = threading.Thread(target=self._write, args=(copied,))
         self.writer.start()
 
-    def _write(self, path, state):
-        try:
-            remove_partials(self.directory)
-            save_file(path, state)
-            wrong = damage(path)
-            if wrong:
-                raise OSError(0, wrong)
-            self.last = str(path)
-            self._rotate()
-        except OSError as problem:
-            self.failure = TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}")
-        except Exception as problem:  # it happens in a thread, and belongs to whoever waits for it
-            self.failure = problem
+    def _write(self, files):
+        """Write {path: state}, each whole or not at all."""
+        for path, state in files.items():
+            try:
+                path.parent.mkdir(exist_ok=True)
+                remove_partials(path.parent)
+                save_file(path, {**self.constants, **state} if path.parent == self.directory else state)
+                wrong = damage(path)
+                if wrong:
+                    raise OSError(0, wrong)
+                if path.parent == self.directory:
+                    self.last = str(path)
+                    self._rotate()
+                else:
+                    _keep_newest(path.parent, 2)
+            except OSError as problem:
+                if path.parent == self.directory:
+                    self.failure = TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}")
+                    return
+                self.dist.print_each(f"Aviso: no se pudo guardar {str(path)!r} ({explain(problem)}): si se reanuda, "
+                                     "será desde los pesos acordados.")
+            except Exception as problem:  # it happens in a thread, and belongs to whoever waits for it
+                self.failure = problem
+                return
 
     def _rotate(self):
         for old in found(self.directory)[self.keep:]:
@@ -254,22 +282,42 @@ class Checkpointer:
         self.settle()
         return f"último punto de control: {self.last}" if self.last else "todavía no había ningún punto de control"
 
-    def load(self, resume="auto", keep=None):
+    def load(self, resume="auto", keep=None, setting=None):
         """The state to resume from, received by every rank, or None. resume: 'auto' (newest that verifies) or a path.
-        keep: what a rank keeps of each tensor, as Session.broadcast_tree takes it.
+        keep: what a rank keeps of each tensor, as Session.broadcast_tree takes it. setting: of the sync; where it is
+        what it was and every rank still has what it wrote itself with that checkpoint, each goes on from that, under
+        "own", and nothing is sent.
 
         Raises UserError for a path that does not exist or is damaged.
         """
         self.settle()
-        path = None
+        path = state = run = None
         if self.dist.main:
             path = choose(resume, self.directory, self.dist.print)
-        path = self.dist.broadcast_tree(str(path) if path else None)
+            state = path and read(path)
+            run = state and state.get("sync", {}).get("run")
+        path, run = self.dist.broadcast_tree((str(path) if path else None, run))
         if path is None:
             return None
-        state = self.dist.broadcast_tree(read(path) if self.dist.main else None, keep)
+        own = self._read_own(path, {**setting, "run": run}) if setting and run else None
+        if setting and self.dist.sum([own is not None])[0] == self.dist.world_size:
+            state = {**own, **(state or {})}
+        else:
+            state = self.dist.broadcast_tree(state, keep)
         self.last = path
         return state
+
+    def _read_own(self, path, setting):
+        """What this rank wrote itself with the checkpoint `path` in this setting, None where that is not to be had."""
+        step = step_of(path)
+        if step is None or not path_of(self.own, step).exists():
+            return None
+        try:
+            state = read(path_of(self.own, step))
+        except UserError as problem:
+            self.dist.print_each(f"Aviso: {problem}.")
+            return None
+        return state if all(state["sync"].get(name) == value for name, value in setting.items()) else None
 
     def require_room(self, state_bytes, flag="--checkpoint-dir"):
         """Raise UserError when the disk cannot hold one more checkpoint of `state_bytes`."""
@@ -277,6 +325,12 @@ class Checkpointer:
         if self.dist.main and free < state_bytes:
             raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
                             f"{state_bytes / 1e9:.2f} GB: libere espacio o indique otra carpeta con {flag}")
+
+
+def _keep_newest(directory, count):
+    """Remove all but the `count` files that were written last."""
+    for path in sorted(found(directory), key=lambda path: path.stat().st_mtime_ns)[:-count]:
+        path.unlink(missing_ok=True)
 
 
 def choose(resume, directory, note=print):

@@ -9,6 +9,7 @@ import signal
 import sys
 
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.sync import METHODS, SYNC_EVERY
 
 
 class _Bad(str):
@@ -192,6 +193,13 @@ def add_distributed(parser, strategy=False):
         group.add_argument("--fsdp", action="store_true",
                            help="reparte pesos, gradientes y optimizador entre los procesos, para modelos que no caben "
                                 "en una GPU (con GPU necesita NCCL); con un solo proceso no cambia nada")
+    group.add_argument("--sync", type=choice("auto", *METHODS), default="auto", metavar="auto|ddp|fp16|diloco",
+                       help="cómo aprenden unos procesos de otros. ddp: promedian los gradientes en cada paso; fp16: "
+                            "igual, con la mitad de los bytes; diloco: cada uno da --sync-every pasos por su cuenta y "
+                            "después acuerdan los pesos, para redes lentas; auto: ddp dentro de una máquina, y entre "
+                            "varias lo más rápido según se mide al empezar")
+    group.add_argument("--sync-every", type=number(int, low=1, high=1_000_000), default=SYNC_EVERY, metavar="PASOS",
+                       help="con diloco, pasos de cada proceso entre dos acuerdos")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")

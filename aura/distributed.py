@@ -167,8 +167,9 @@ class Session:
     def post_failure(self, problem):
         """Leave the reason of our own end where the others look when they lose us; the first reason stays."""
         if self.grouped:
-            with contextlib.suppress(RuntimeError):  # the store may be what is gone; our problem is already on its way
-                self.store.compare_set("failed", "", f"rango {self.rank}: {problem}")
+            # The store may be what is gone; our problem is already on its way.
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                within(FAREWELL_SECONDS, lambda: self.store.compare_set("failed", "", f"rango {self.rank}: {problem}"))
 
     def peer_lost(self, problem):
         """A PeerLost that gives the reason another process left, or what the network said."""
@@ -195,8 +196,18 @@ class Session:
         try:
             self.silent = within(FAREWELL_SECONDS + 2, ask)
         except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
-            self.silent = [0]
+            self.silent = [0] if self.rank else []
         return f"; no contestan los rangos {', '.join(map(str, self.silent))}" if self.silent else ""
+
+    @property
+    def first_left(self):
+        """The lowest rank that still answered when a collective failed."""
+        return min(rank for rank in range(self.world_size) if rank not in self.silent)
+
+    def addresses(self, store=None):
+        """The address of every rank's machine. store: another connection to the store, for another thread."""
+        joined = (store or self.store).multi_get([f"joined/{rank}" for rank in range(self.world_size)])
+        return [json.loads(said)["address"] for said in joined]
 
     def shard(self, module, optimizer, dtype=None):
         """Cut `module` over the ranks when that was asked for (see sharding.shard); before anything is loaded."""
@@ -261,16 +272,20 @@ def within(seconds, work):
 def session(args, before_group=None):
     """Yield this process's Session; the group is closed and the environment restored on any exit.
 
-    args: namespace with backend, dist_timeout and the placement flags (see cli.add_distributed), and perhaps fsdp.
+    args: namespace with backend, dist_timeout and the placement flags (see cli.add_distributed), perhaps fsdp and sync.
     before_group(dist, place, peers): what to do once the processes have met at the store and have no group yet. peers:
     {rank: {"host", "address"}} of those that came in time, which may be fewer than there should be. It says whether to
     start the group; without one the Session has no backend.
     Raises UserError for a bad or unreachable address and TrainingFault, naming who is missing, when others do not come
     or leave in the middle.
     """
+    sharded, method = getattr(args, "fsdp", False), getattr(args, "sync", "auto")
+    if sharded and method in ("fp16", "diloco"):
+        raise sharding.agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte "
+                                          "entre todos; quite --sync, o fsdp")
     place = placement.find(args)
     dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout,
-                   shards=place.world_size if getattr(args, "fsdp", False) else 1)
+                   shards=place.world_size if sharded else 1)
     if not place.grouped:
         dist.device = backends.local_device(place.local_rank)
         yield dist
@@ -331,7 +346,7 @@ def _failures_told(dist):
 def is_communication_error(problem):
     """Whether a RuntimeError came from a peer that is gone; gloo has no exception type of its own."""
     marks = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL",
-             "Broken pipe", "Socket Timeout", "No route to host")
+             "Broken pipe", "Socket Timeout", "No route to host", "Application timeout")
     return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
 
 

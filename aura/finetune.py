@@ -73,6 +73,12 @@ def make_loader(args, dist, task):
         bucketed=length is None)
 
 
+def any_batch(args, dist, task):
+    """A micro-batch of training windows to time."""
+    return collate(task.train, np.arange(args.batch_size) % len(task.train.lengths), task.pad_id, dist.device,
+                   args.max_len if args.padding == "fixed" else None)
+
+
 def make_checkpointer(args, dist, task):
     """What saves this run, with what it is about in each checkpoint."""
     return checkpoint.Checkpointer(
@@ -170,9 +176,11 @@ def exchange_figures(args, dist, task, model, loss_fn, precision, step):
     return {"alone_step_s": max(1e-9, step - max(0.0, together - alone)), "exchange_bytes": size, "exchange_s": seconds}
 
 
-def record(args, dist, task, model, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch, stopped):
+def record(args, dist, task, model, synced, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch,
+           stopped):
     """Leave the figures of this run of `steps` steps, which began after `first`, in --results-dir; to be called on all
-    ranks. A run that was stopped is in a hurry: what exchanging costs is not measured. Returns the path on rank 0."""
+    ranks. What exchanging costs is measured where a step exchanges whole gradients, and not of a run that was stopped,
+    which is in a hurry. Returns the path on rank 0."""
     devices, hosts, memory, local_ranks = map(list, zip(*dist.gather_objects((
         backend.device_name(dist.device), socket.gethostname(), backend.peak_memory(dist.device) / 1e9,
         dist.local_rank)), strict=True))
@@ -181,15 +189,16 @@ def record(args, dist, task, model, loss_fn, reporter, metrics, *, precision, fi
         return None
     step = dist.broadcast_tree(statistics.median(reporter.step_times) if dist.main else None)
     exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}
-    if dist.world_size > 1 and not stopped:
+    strategy = "none" if dist.world_size == 1 else "fsdp" if dist.sharded else synced.method
+    if strategy in ("ddp", "fsdp") and not stopped:
         exchange |= exchange_figures(args, dist, task, model, loss_fn, precision, step)
         exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
     if not dist.main:
         return None
     samples, seconds = args.batch_size * args.grad_accum * dist.world_size, sum(reporter.step_times)
     result = results.Result(
-        strategy="none" if dist.world_size == 1 else args.strategy, nodes=local_ranks.count(0),
-        processes=dist.world_size, devices=devices, hosts=hosts, threads=torch.get_num_threads(),
+        strategy=strategy, nodes=local_ranks.count(0), processes=dist.world_size, devices=devices, hosts=hosts,
+        threads=torch.get_num_threads(),
         model=Path(args.model).name, parameters=task.config.parameters(), dataset=task.dataset,
         dataset_sha256=task.sha256, train_examples=task.questions, max_len=args.max_len, batch_size=args.batch_size,
         grad_accum=args.grad_accum, global_batch=samples, precision=precision.name, padding=args.padding,

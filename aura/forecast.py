@@ -71,9 +71,10 @@ def rows(curve, speed):
     found = []
     for name, config in gpt.PRESETS.items():
         compute = SEQUENCES * config.seq_len * config.flops_per_token() / flops
-        waiting = allreduce.step_seconds(curve, config, BACKWARD * compute)
+        gradients = allreduce.of_gpt(config)
+        waiting = allreduce.step_seconds(curve, gradients, BACKWARD * compute)
         found.append({"preset": name, "gradient_mb": 4e-6 * config.parameters(),
-                      "communication_s": allreduce.step_seconds(curve, config), "waiting_s": waiting,
+                      "communication_s": allreduce.step_seconds(curve, gradients), "waiting_s": waiting,
                       "compute_s": compute, "share": waiting / (waiting + compute),
                       "accumulate": max(1, math.ceil(waiting * (1 - SHARE) / (SHARE * compute)))})
     return found

@@ -180,8 +180,7 @@ class _Teller:
             return
         store = self.dist.store.clone()  # a connection of its own: the main thread's may be waiting for something
         self.run_id = store.compare_set("heartbeat/run", "", self.run_id).decode()
-        joined = store.multi_get([f"joined/{rank}" for rank in range(self.dist.world_size)])
-        addresses = [json.loads(said)["address"] for said in joined]
+        addresses = self.dist.addresses(store)
         self.address = addresses[self.dist.rank]
         if self.dist.main:
             self.remote = [rank for rank, address in enumerate(addresses) if address != self.address]

@@ -1,7 +1,8 @@
 """The training loop: one flat function that every script calls, and the small objects it needs.
 
-Order of one step: accumulate micro-batches (gradients travel with the last one), agree on loss, tokens, finiteness and
-a wish to stop, clip, step, report, save.
+Order of one step: accumulate micro-batches (gradients travel with the last one), weigh them, clip, step, agree with the
+other ranks on loss, tokens, finiteness and a wish to stop, report, save. When and on what ranks agree is up to the sync
+(sync.Exact, diloco.DiLoCo).
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from aura.ema import Average
 from aura.errors import PeerLost, TrainingFault, UserError
 from aura.files import explain
 from aura.signals import orderly_stop
+from aura.sync import Exact
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
 SMALLEST_LOSS_SCALE = 1.0  # an fp16 scale below this means the gradients themselves are not finite
@@ -51,6 +53,7 @@ class Progress:
     seconds: float = 0.0  # spent in all the runs that led here
     epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch's good steps so far
     epoch_tokens: int = 0
+    loss: float = math.nan  # of the last step that all ranks know of
 
 
 class Precision:
@@ -76,24 +79,30 @@ def micro_seed(seed, step, number):
 
 
 def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, policy, dist, precision, *,
-          progress=None, average=None, begin_step=None, evaluate=None, sample=None, reinitialise=None, clock=None):
+          sync=None, progress=None, average=None, begin_step=None, evaluate=None, sample=None, reinitialise=None,
+          clock=None):
     """Train `model` until policy.max_steps or until a signal asks every rank to stop.
 
-    model: the module, cut by dist.shard, wrapped by dist.wrap, or neither. loss_fn(model, batch) -> (sum of the losses
+    model: the module, cut by dist.shard, wrapped by sync.wrap, or neither. loss_fn(model, batch) -> (sum of the losses
     of the tokens that count, how many count), both on the device or plain. schedule(step) -> learning rate.
-    average: an ema.Average of the weights, which evaluate and sample then see. begin_step(step): called before each
-    step with its 0-based number. evaluate() -> dict of metrics, on all ranks. sample(step) -> None, on all ranks.
-    reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a Clock that somebody reads.
-    Returns (Progress, number of the signal that ended the run or 0).
+    sync: how ranks agree, by default on every step. average: an ema.Average of the weights, which evaluate and sample
+    then see. begin_step(step): called before each step with its 0-based number. evaluate() -> dict of metrics, on all
+    ranks. sample(step) -> None, on all ranks. reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a
+    Clock that somebody reads. Returns (Progress, number of the signal that ended the run or 0).
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, a rank is lost or nothing can be saved.
     """
     progress = progress or Progress()
     module = plain(model)
+    sync = sync or Exact(dist)
     average = average or Average(module)
     clock = clock or Clock(dist)
     sharding.time_exchanges(module, clock)
     clock.begin(progress.step, policy.max_steps)
-    with orderly_stop() as request, _checkpoint_named(checkpointer, dist):
+
+    def state():
+        return state_of(module, optimizer, precision, loader, policy, progress, average, sync)
+
+    with orderly_stop() as request, _checkpoint_named(checkpointer, dist, sync, progress, state):
         stop, stalled = 0, 0.0
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
@@ -112,62 +121,77 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             norm = torch.nn.utils.get_total_norm(gradients)
             with clock.phase("communication"):
                 norm = sharding.whole(norm)
-            loss, count, stop = _agree(dist, loss, count, request.number, clock)
-            factor = policy.micro_tokens * dist.world_size / count
-            norm = norm.item() * factor
+            loss, share = sync.weigh(loss, count, request.number, clock)
+            norm = norm.item() * policy.micro_tokens * share
             progress.step += 1
-            progress.tokens += int(count)
-            clock.step, clock.loss = progress.step, loss
 
             overflow = precision.scaler.is_enabled() and precision.scaler.get_scale() >= SMALLEST_LOSS_SCALE
-            faulty = not math.isfinite(loss) or (not math.isfinite(norm) and not overflow)
-            if faulty:
+            trouble = ""
+            if not math.isfinite(loss) or (not math.isfinite(norm) and not overflow):
+                trouble = f"pérdida {loss:g}, gradiente {norm:g}"
                 precision.scaler.update()
-                with clock.phase("start"):
-                    _recover(progress, loss, norm, policy, module, optimizer, average, checkpointer, reporter, dist,
-                             reinitialise)
+                if policy.nan_policy == "restart":
+                    sync.retreat()
             else:
-                progress.epoch_loss += loss * count
-                progress.epoch_tokens += int(count)
                 clip = min(1.0, policy.grad_clip / (norm + 1e-6)) if policy.grad_clip else 1.0
-                torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
+                torch._foreach_mul_(gradients, policy.micro_tokens * share * clip if math.isfinite(norm) else 1.0)
                 precision.scaler.step(optimizer)
                 precision.scaler.update()
-                average.update(progress.step)
             optimizer.zero_grad(set_to_none=True)
-            reporter.count(count, time.perf_counter() - started)
 
             last = progress.step == policy.max_steps
-            metrics = {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens,
+            ended = last or loader.epoch_ended
+            evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
+            sampled = sample is not None and (last or _due(progress.step, policy.sample_interval))
+            saved = last or _due(progress.step, policy.checkpoint_freq)
+            settle = ended or evaluated or sampled or saved or progress.step == 1
+            faulty = False
+            for known in sync.advance(progress.step, trouble, clock, settle=settle, last=last):
+                stop = max(stop, known.stop)
+                progress.tokens += int(known.count)
+                progress.loss = clock.loss = known.loss
+                if known.trouble:
+                    faulty = True
+                    with clock.phase("start"):
+                        _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist,
+                                 sync, reinitialise)
+                else:
+                    progress.epoch_loss += known.loss * known.count
+                    progress.epoch_tokens += int(known.count)
+            if not faulty or sync.weights:
+                average.update(progress.step, sync.weights)
+            clock.step = progress.step
+            reporter.count(count * dist.world_size, time.perf_counter() - started)
+
+            metrics = {"loss": progress.loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens,
                        "epoch": loader.epoch + loader.samples / loader.windows, "stall_s": stalled,
                        "memory_gb": backend.peak_memory(dist.device) / 1e9}
             if loader.epoch_ended:
                 metrics["epoch_loss"] = progress.epoch_loss / max(1, progress.epoch_tokens)
                 progress.epoch_loss, progress.epoch_tokens = 0.0, 0
-            ended = last or loader.epoch_ended
-            evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
             if evaluated:
-                with clock.phase("evaluate"), average.applied():
+                with clock.phase("evaluate"), sync.agreed(), average.applied():
                     metrics |= evaluate()
             progress.seconds += time.perf_counter() - started
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
                 with clock.phase("save"):
                     reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
                 stalled = 0.0
-            if sample is not None and (last or _due(progress.step, policy.sample_interval)):
-                with clock.phase("evaluate"), average.applied():
+            if sampled:
+                with clock.phase("evaluate"), sync.agreed(), average.applied():
                     sample(progress.step)
-            if last or stop or _due(progress.step, policy.checkpoint_freq):
+            if saved or stop:
                 progress.faults = progress.faults if faulty else 0
-                state = state_of(module, optimizer, precision, loader, policy, progress, average)
-                with clock.phase("save"):
-                    wait = checkpointer.save(progress.step, state, interrupted=bool(stop) and not last)
+                own = sync.own_state()
+                with clock.phase("save"), sync.agreed():
+                    wait = checkpointer.save(progress.step, state(), interrupted=bool(stop) and not last, own=own)
                 stalled += wait
                 progress.seconds += wait
-            clock.lap(count / dist.world_size)
+            clock.lap(count)
         request.number = request.number or stop  # what others were asked may still reach this rank
         with clock.phase("save"):
             checkpointer.finish()
+            sync.close()
     clock.end(stop if progress.step < policy.max_steps else 0)
     return progress, stop
 
@@ -200,28 +224,25 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
     return loss_sum, count
 
 
-def _agree(dist, loss, count, signal_number, clock):
-    """Global mean loss per token, global token count, and the highest signal any rank received."""
-    signals = [0.0] * dist.world_size
-    signals[dist.rank] = float(signal_number)
-    own = [loss.item(), float(count)]  # on CUDA what was only queued is done now
-    with clock.phase("communication"):
-        loss_sum, total, *signals = dist.sum([*own, *signals])
-    return (loss_sum / total if total else math.nan), max(total, 1.0), int(max(signals))
-
-
-def _recover(progress, loss, norm, policy, module, optimizer, average, checkpointer, reporter, dist, reinitialise):
+def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):
     """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step."""
     progress.faults += 1
-    what = f"pérdida {loss:g}, gradiente {norm:g}"
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
         times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
-        raise _agreed_fault(f"la pérdida o el gradiente no es finito en el paso {progress.step} ({what}){times}; "
+        raise _agreed_fault(f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble}){times}; "
                             "pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
     if policy.nan_policy == "skip":
-        reporter.event(progress.step, f"{what}: se salta este paso")
+        reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return
     progress.lr_scale *= 0.5
+    came_from = "allí vuelven los pesos acordados"
+    if not sync.weights:
+        came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise)
+    reporter.event(known.step, f"{known.trouble}: {came_from}; la tasa de aprendizaje, por {progress.lr_scale:g}")
+
+
+def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise):
+    """Go back to the weights of the last checkpoint, or to fresh ones; says which."""
     state = checkpointer.load("auto", sharding.own_part(module, optimizer))
     if state is not None:
         module.load_state_dict(state["model"])
@@ -233,7 +254,7 @@ def _recover(progress, loss, norm, policy, module, optimizer, average, checkpoin
         came_from = "no hay punto de control: se reinician los pesos"
     dist.broadcast_weights(module)
     average.load(state and state.get("ema"))
-    reporter.event(progress.step, f"{what}: {came_from}; la tasa de aprendizaje, por {progress.lr_scale:g}")
+    return came_from
 
 
 def _agreed_fault(text):
@@ -243,8 +264,9 @@ def _agreed_fault(text):
 
 
 @contextlib.contextmanager
-def _checkpoint_named(checkpointer, dist):
-    """Let every fault of training end with the checkpoint to go on from."""
+def _checkpoint_named(checkpointer, dist, sync, progress, state):
+    """Let every fault of training end with the checkpoint to go on from. Ranks that agree now and then save what they
+    last agreed on when one of them is lost."""
     try:
         yield
     except TrainingFault as fault:
@@ -259,22 +281,27 @@ def _checkpoint_named(checkpointer, dist):
     except RuntimeError as problem:
         if not (dist.grouped and is_communication_error(problem)):
             raise
-        raise PeerLost(f"{dist.peer_lost(problem)}; {checkpointer.named()}") from problem
+        lost = dist.peer_lost(problem)
+        if sync.weights and dist.rank == dist.first_left:
+            with sync.agreed():
+                checkpointer.save_alone(progress.step, state())
+        raise PeerLost(f"{lost}; {checkpointer.named()}") from problem
     finally:
         checkpointer.settle()
 
 
-def state_of(module, optimizer, precision, loader, policy, progress, average):
+def state_of(module, optimizer, precision, loader, policy, progress, average, sync):
     """Everything a run needs to go on, as nested dicts of tensors, where they are, and plain values."""
     return {
         "model": module.state_dict(), "ema": average.weights, "optimizer": optimizer.state_dict(),
-        "scaler": precision.scaler.state_dict(),
+        "scaler": precision.scaler.state_dict(), "sync": sync.state(),
         "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale}, "loader": loader.state_dict(),
         "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)}
 
 
-def restore(state, module, optimizer, precision, loader=None, average=None):
-    """Put a checkpoint's state back; returns its Progress. The loader and the average are left alone when None.
+def restore(state, module, optimizer, precision, loader=None, average=None, sync=None):
+    """Put a checkpoint's state back; returns its Progress. The loader, the average and the sync are left alone when
+    None.
 
     The optimiser keeps the hyperparameters it was made with: what a user asks for now wins over what was saved.
     """
@@ -289,4 +316,6 @@ def restore(state, module, optimizer, precision, loader=None, average=None):
         loader.load_state_dict(state["loader"])
     if average is not None:
         average.load(state.get("ema"))
+    if sync is not None:
+        sync.restore(state.get("sync", {}), state.get("own"))
     return Progress(**state["progress"])

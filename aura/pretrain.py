@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from aura import (
     heartbeat,
     loop,
     ops,
+    pace,
     report,
     sampling,
     scaling,
     sharding,
     share,
     stream,
+    sync,
     tokens,
 )
 from aura.checkpoint import Checkpointer, choose, collect, cpu_copy, peek, save_file, state_bytes
@@ -299,13 +302,15 @@ def constants(args, config, data, tokenizer):
         "versions": versions()})
 
 
-def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None):
+def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None, synced=None):
     """Put back the newest checkpoint (--resume auto), a given one, or none; returns the Progress to go on from.
 
     Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
     strict, is refused as well.
     """
-    state = None if args.resume == "none" else checkpointer.load(args.resume, sharding.own_part(module, optimizer))
+    state = None
+    if args.resume != "none":
+        state = checkpointer.load(args.resume, sharding.own_part(module, optimizer), synced and synced.setting)
     if state is None:
         if args.resume == "none":
             checkpointer.start_fresh()
@@ -315,10 +320,12 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     if strict and not same_data:
         raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
                         "aquellos, o empiece de cero en otra carpeta")
-    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average)
+    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
+    if synced and synced.setting and "own" not in state:
+        dist.print("Cada proceso parte de los pesos acordados: no son los mismos, o falta lo que guardó alguno.")
     if not same_data:
         dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
     return progress
@@ -339,19 +346,38 @@ def _require_same(state, checkpointer):
                         ) from problem
 
 
-def synchronise(dist, module):
-    """Prove that all processes begin with the same weights and say so, one line a rank."""
+def make_sync(args, dist, module, loss_fn, precision, batch, unit="tokens"):
+    """The sync.Exact or diloco.DiLoCo that the arguments ask for, to be called on all ranks. batch: a micro-batch of
+    any content, for --sync auto to time. unit: Spanish for what loss_fn counts."""
+    return sync.make(args, dist, module, lambda: pace.found(dist, module, loss_fn, batch, precision, args.grad_accum,
+                                                            args.sync_every, unit))
+
+
+def synchronise(dist, module, synced):
+    """Let all processes begin with the same agreed weights, rank 0's where they differ, and say so, one line a rank."""
     if not dist.grouped:
         return
     if dist.sharded:
         dist.print_each(f"Sincronización inicial: una de las {dist.shards} partes de los pesos del proceso 0")
         return
-    total = sum(parameter.detach().double().abs().sum().item() for parameter in module.parameters())
-    sums = dist.gather_objects(total)
-    if len(set(sums)) > 1:
-        raise TrainingFault(f"los pesos no son iguales en todos los procesos ({sums}): compruebe que todas las "
-                            "máquinas tienen la misma versión de torch")
+    with synced.agreed():
+        same = _same_everywhere(dist, module)
+        if not same:  # the same seed gives other numbers on other processors
+            dist.broadcast_weights(module)
+            if not _same_everywhere(dist, module):
+                raise sharding.agreed(TrainingFault, "los pesos no son iguales en todos los procesos aunque el 0 los "
+                                                     "ha enviado: la red o una de las máquinas corrompe los datos")
+    if not same:
+        synced.retreat()
     dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} procesos")
+
+
+def _same_everywhere(dist, module):
+    """Whether the weights are bit for bit the same on all ranks."""
+    total = 0
+    for parameter in module.parameters():
+        total = zlib.crc32(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), total)
+    return len(set(dist.gather_objects(total))) == 1
 
 
 def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv",
@@ -374,9 +400,11 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         checkpointer.require_room(state_bytes(module, 3 if args.ema else 2))
         dist.shard(module, optimizer, precision.dtype)
         average = Average(module, args.ema)
-        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average)
-        model = dist.wrap(module.compiled() if args.compile else module)
-        synchronise(dist, module)
+        synced = make_sync(args, dist, module, loss_fn, precision,
+                           torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device))
+        progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
+        synchronise(dist, module, synced)
+        model = synced.wrap(module.compiled() if args.compile else module)
         peak = report.peak_flops(backend.device_name(dist.device), precision.name)
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
                                    peak and peak * dist.world_size, name=table, target_hours=target_hours,
@@ -395,7 +423,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         try:
             progress, stopped = loop.train(
                 model, injected(loss_fn, dist), loader, optimizer, lambda step: schedule(step, steps), checkpointer,
-                reporter, policy, dist, precision, progress=progress, average=average,
+                reporter, policy, dist, precision, sync=synced, progress=progress, average=average,
                 begin_step=begin_step and (lambda step: begin_step(step, steps)),
                 evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                 sample=make_sample(args, dist, module, tokenizer, reporter, precision),
@@ -409,7 +437,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
             dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
                        "La misma orden lo reanuda.")
             return EXIT_SIGNAL_BASE + stopped
-        with average.applied():
+        with synced.agreed(), average.applied():
             weights = collect(module.state_dict(), dist)
             dist.run_on_main(lambda: save_output(args, weights, config, data, tokenizer, progress, description))
         dist.barrier()

@@ -13,7 +13,7 @@ from pathlib import Path
 from aura.errors import UserError
 from aura.files import explain, write_json
 
-STRATEGIES = ("none", "ddp", "fsdp")  # none: one process without a group
+STRATEGIES = ("none", "ddp", "fp16", "diloco", "fsdp")  # none: one process; the next three: of --sync
 PADDINGS = ("dynamic", "fixed")
 COMPLETE, SIGNALLED = "completo", "señal"
 CHOICES = {"strategy": STRATEGIES, "padding": PADDINGS, "exit": (COMPLETE, SIGNALLED)}

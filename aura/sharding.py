@@ -34,7 +34,7 @@ def shard(module, optimizer, dist, dtype=None):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if dist.device.type == "cuda" and dist.backend != "nccl":
-        raise _agreed(UserError, f"--fsdp con GPU necesita NCCL y este grupo usa {dist.backend}"
+        raise agreed(UserError, f"--fsdp con GPU necesita NCCL y este grupo usa {dist.backend}"
                                  f"{f' ({dist.fallback})' if dist.fallback else ''}: arregle NCCL, o quite --fsdp")
     dist.mesh = mesh = dist.mesh or DeviceMesh.from_group(c10d.group.WORLD, dist.device.type)
     check_average(dist, mesh)
@@ -82,12 +82,13 @@ def check_average(dist, mesh):
     (probe(torch.ones(1, 2, device=dist.device)) * (dist.rank + 1)).sum().backward()
     found, right = whole(probe.weight.grad), (dist.world_size + 1) / 2
     if not torch.allclose(found, torch.full_like(found, right)):
-        raise _agreed(TrainingFault, f"el grupo {dist.backend} no promedia bien los gradientes de --fsdp (ha dado "
+        raise agreed(TrainingFault, f"el grupo {dist.backend} no promedia bien los gradientes de --fsdp (ha dado "
                                      f"{found.flatten()[0].item():g} en vez de {right:g}): actualice torch, o quite "
                                      "--fsdp")
 
 
-def _agreed(kind, text):
+def agreed(kind, text):
+    """A problem that every rank finds, for one of them to tell."""
     problem = kind(text)
     problem.same_everywhere = True
     return problem
@@ -160,7 +161,7 @@ def time_exchanges(module, clock):
 @contextlib.contextmanager
 def exchanging(model, wanted):
     """A block in which backward exchanges gradients between the ranks or, where that is not wanted, keeps adding them
-    up on each. model: sharded, under DistributedDataParallel, or plain."""
+    up on each. model: sharded, under DistributedDataParallel or halving.Halved, or plain."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(wanted)
     with model.no_sync() if hasattr(model, "no_sync") and not wanted else contextlib.nullcontext():
@@ -168,6 +169,8 @@ def exchanging(model, wanted):
     if wanted:
         for parameter in getattr(model, "by_rows", ()):
             average_rows(parameter.grad, c10d.get_world_size())
+        if hasattr(model, "arrive"):
+            model.arrive()
 
 
 @contextlib.contextmanager

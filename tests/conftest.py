@@ -12,8 +12,9 @@ from tests.support import corpus_text
 torch.set_num_threads(1)
 # A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
 LONGEST_FIRST = ("test_slurm.py", "test_train_gpt2.py", "test_launch_distributed.py", "test_train_distributed.py",
-                 "test_attention.py", "test_train_tensordock.py", "test_fsdp.py", "test_hrm_training.py",
-                 "test_norms.py", "test_extension.py", "test_distributed.py", "test_network.py", "test_sanitized.py")
+                 "test_attention.py", "test_train_tensordock.py", "test_fsdp.py", "test_sync.py", "test_elastic.py",
+                 "test_hrm_training.py", "test_sync_network.py", "test_norms.py", "test_extension.py",
+                 "test_distributed.py", "test_network.py", "test_sanitized.py")
 
 
 def pytest_configure(config):

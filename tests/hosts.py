@@ -17,7 +17,8 @@ def ip(*words):
 
 
 class Switch:
-    """Hosts 10.77.0.1, .2, ... on one bridge; `unplug(i)` pulls the cable of host i."""
+    """Hosts 10.77.0.1, .2, ... on one bridge; `unplug(i)` pulls the cable of host i, and
+    `plug(i)` puts it back."""
 
     def __init__(self, hosts):
         self.tag = f"aura{os.getpid() % 100000}"
@@ -44,6 +45,10 @@ class Switch:
     def unplug(self, host):
         """Take the link of `host` down at the switch: no reset, no goodbye, just silence."""
         ip("-n", self.tag, "link", "set", f"p{host}", "down")
+
+    def plug(self, host):
+        """Take the link of `host` up again."""
+        ip("-n", self.tag, "link", "set", f"p{host}", "up")
 
     def limit(self, host, mbit, back=None):
         """Let the link of `host` carry `mbit` Mbit/s from it and `back`, by default the same, to it. What waits longer

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
+from aura.sync import Exact
 from tests.support import Process
 
 CONFIG = gpt.GPTConfig(vocab_size=64, seq_len=8, n_layer=1, n_head=2, n_embd=16, dropout=0.2)
@@ -143,8 +145,9 @@ def test_handlers_are_put_back(tmp_path, shards):
 def test_a_signal_that_comes_again_while_it_leaves_does_not_kill(tmp_path, shards, monkeypatch, asked):
     before = signal.getsignal(signal.SIGTERM)
     if asked == "another":
-        agree = loop._agree
-        monkeypatch.setattr(loop, "_agree", lambda *words: (*agree(*words)[:2], signal.SIGTERM))
+        advance = Exact.advance
+        monkeypatch.setattr(Exact, "advance", lambda *words, **options: [
+            replace(known, stop=signal.SIGTERM) for known in advance(*words, **options)])
     try:
         stopped = Run(folder(tmp_path, "a"), shards, signal_at=3 if asked == "this rank" else None).go()
         assert stopped.result[1] == signal.SIGTERM

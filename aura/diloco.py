@@ -1,0 +1,269 @@
+"""DiLoCo: processes that take many steps of their own between two agreements (Douillard et al. 2023), for networks over
+which gradients would travel longer than they take to compute.
+
+Every process trains a copy of the model. After `every` steps it sends by how much its weights have left the agreed
+ones; the mean over the processes is the gradient of an outer step, Nesterov's, that moves the agreed weights. As in
+Streaming DiLoCo (Douillard et al. 2025) the weights are cut into fragments that take turns, one leaving every
+every / FRAGMENTS steps, and travel while computing goes on: what arrives replaces what was sent, and the progress made
+meanwhile stays. Differences travel in 8 bits; what rounding takes off one is added to the next (Seide et al. 2014).
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as c10d
+
+from aura.ema import swapped
+from aura.sync import Known, name_run
+
+FRAGMENTS = 8
+BLOCK = 1024  # values that share a scale
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as published
+LAG = 2  # steps after which every rank acts on what was told in one: a message has that long to arrive
+
+
+@dataclass
+class Flight:
+    """One fragment on its way. local: this rank's weights when it left; what was gained since is told by them."""
+
+    fragment: int
+    payload: torch.Tensor
+    local: torch.Tensor
+    received: list | None = None
+    work: object = None
+
+
+class DiLoCo:
+    """What loop.train and pretrain call a sync (see sync.Exact), where ranks agree every `every` steps.
+
+    module: the same weights on every rank. Takes 12 bytes a parameter on its device: the agreed weights, the outer
+    momentum and what rounding still owes, flat in the order of module.parameters().
+    """
+
+    method = "diloco"
+
+    def __init__(self, dist, module, every):
+        self.dist, self.every, self.parameters = dist, every, list(module.parameters())
+        self.setting = {"method": "diloco", "every": every, "processes": dist.world_size}
+        self.run = name_run(dist)
+        self.agreed_flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        self.momentum, self.residual = (torch.zeros_like(self.agreed_flat) for _ in range(2))
+        self.weights = self._split(self.agreed_flat)
+        fragments, size = min(FRAGMENTS, every), len(self.agreed_flat)
+        self.cuts = [size * number // fragments for number in range(fragments + 1)]
+        self.due = {(number + 1) * every // fragments % every: number for number in range(fragments)}
+        # A group of its own: one gloo group carries two things at a time, and a message must not wait for a fragment.
+        self.wire = c10d.new_group(backend="gloo", timeout=timedelta(seconds=dist.timeout))
+        self.flight, self.messages, self.own = None, deque(), None
+
+    def wrap(self, model):
+        """`model` as it is: nothing of it travels in backward."""
+        return model
+
+    # ---- What the loop calls ----------------------------------------------------------------------------------------
+
+    def weigh(self, loss, count, signal_number, clock):
+        """Mean loss per token of this rank, and what a sum over its tokens is multiplied by to be their mean."""
+        self.own = loss.item(), float(count), signal_number
+        mean = self.own[0] / self.own[1] if count else math.nan
+        return mean, 1 / max(1.0, self.own[1])
+
+    def advance(self, step, trouble, clock, *, settle=False, last=False):
+        """After `step`: tell the others of it, take what has arrived, send what is due. trouble: what was wrong with
+        this rank's step, "" if nothing. last: agree on everything, to the end.
+
+        Returns the Knowns of earlier steps, each LAG steps after it; of all of them when `settle` or `last`, or when
+        one asks to stop. Every rank gets the same at the same step.
+        """
+        with clock.phase("communication"):
+            self._tell(step, trouble)
+            if step % self.every in self.due and not last:
+                self._arrive()
+                self._depart(self.due[step % self.every])
+            if last:
+                self._finish()
+            known, settle = [], settle or last
+            while self.messages and (settle or len(self.messages) > LAG):
+                known.append(self._hear(*self.messages.popleft()))
+                settle = settle or known[-1].stop
+        return known
+
+    def retreat(self):
+        """Put the agreed weights in place of this rank's own."""
+        self._put(slice(None), self.agreed_flat)
+        if self.flight:
+            self.flight.local = self.agreed_flat[self._place(self.flight.fragment)].clone()
+
+    def agreed(self):
+        """A block in which the module holds the agreed weights."""
+        return swapped(self.weights, self.parameters)
+
+    def close(self):
+        """Let what is under way arrive before the group ends; it is forgotten, own_state() has told of it."""
+        if self.flight:
+            self.flight.work.wait()
+
+    # ---- What is kept -----------------------------------------------------------------------------------------------
+
+    def state(self):
+        """What a checkpoint keeps of the agreement, besides the weights."""
+        return {**self.setting, "run": self.run, "momentum": self.momentum}
+
+    def own_state(self):
+        """What this rank alone knows: with it the run goes on bit for bit."""
+        flight = self.flight and {name: getattr(self.flight, name) for name in ("fragment", "payload", "local")}
+        return {"local": self._local(slice(None)), "residual": self.residual, "flight": flight}
+
+    @torch.no_grad()
+    def restore(self, state, own):
+        """Go on from the agreed weights, which the module holds, and the state() stored with them; from where this
+        very rank was with its own_state(), None where that is not to be had."""
+        self.agreed_flat.copy_(self._local(slice(None)))
+        self.residual.zero_()
+        if state.get("method") == "diloco":
+            self.momentum.copy_(state["momentum"])
+        if own:
+            self._put(slice(None), own["local"].to(self.agreed_flat.device))
+            self.residual.copy_(own["residual"])
+            if own["flight"]:
+                self.flight = Flight(own["flight"]["fragment"], own["flight"]["payload"],
+                                     own["flight"]["local"].to(self.agreed_flat.device))
+                self._launch()
+
+    # ---- Messages ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, step, trouble):
+        """Let all ranks know of this one's step, some time."""
+        loss, count, signal_number = self.own
+        faults, signals = ([0.0] * self.dist.world_size for _ in range(2))
+        faults[self.dist.rank], signals[self.dist.rank] = float(bool(trouble)), float(signal_number)
+        message = torch.tensor([*((0.0, 0.0) if trouble else (loss, count)), *faults, *signals], dtype=torch.float64)
+        self.messages.append((step, message, c10d.all_reduce(message, group=self.dist.control, async_op=True)))
+
+    def _hear(self, step, message, work):
+        work.wait()
+        (loss, count), faults, signals = message.tolist()[:2], *message[2:].view(2, -1).tolist()
+        ranks = [str(rank) for rank, fault in enumerate(faults) if fault]
+        trouble = f"pérdida o gradiente no finitos en el rango {', '.join(ranks)}" if ranks else ""
+        return Known(step, loss / count if count else math.nan, count, int(max(signals)), trouble)
+
+    # ---- Fragments --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _depart(self, fragment):
+        """Send what this rank would change of a fragment. One that is not finite never leaves: its place is taken by
+        the agreed weights, and it does not count."""
+        place = self._place(fragment)
+        local = self._local(place)
+        change = self.agreed_flat[place] - local + self.residual[place]
+        finite = bool(change.isfinite().all())
+        if not finite:
+            local = self.agreed_flat[place].clone()
+            self._put(place, local)
+            change = torch.zeros_like(change)
+        payload, sent = pack(change, float(finite))
+        self.residual[place] = change - sent
+        self.flight = Flight(fragment, payload, local)
+        self._launch()
+
+    def _launch(self):
+        flight = self.flight
+        flight.received = [torch.empty_like(flight.payload) for _ in range(self.dist.world_size)]
+        flight.work = c10d.all_gather(flight.received, flight.payload, group=self.wire, async_op=True)
+
+    def _arrive(self):
+        """Wait for what is under way, if anything, and take the outer step with it: Nesterov's as torch.optim.SGD
+        writes it. One operation after another, since some processors fuse two of them and round once: all ranks must
+        find the same bits."""
+        if self.flight is None:
+            return
+        mean, place = self._received()
+        if mean is not None:
+            self.momentum[place].mul_(OUTER_MOMENTUM).add_(mean)
+            self.agreed_flat[place].sub_(self.momentum[place].mul(OUTER_MOMENTUM).add_(mean).mul_(OUTER_LR))
+        self._land(place)
+
+    @torch.no_grad()
+    def _received(self):
+        """(mean change over the ranks that had one, None if none had; the place of the fragment), added up in the order
+        of the ranks."""
+        flight, place = self.flight, self._place(self.flight.fragment)
+        flight.work.wait()
+        total, mean = 0.0, torch.zeros_like(flight.local)
+        for payload in flight.received:
+            weight, change = unpack(payload, len(flight.local), flight.local.device)
+            total += weight
+            if weight:
+                mean.add_(change)
+        return (mean.div_(total) if total else None), place
+
+    @torch.no_grad()
+    def _land(self, place):
+        """The agreed weights, and on top what this rank has learnt since the fragment left."""
+        self._put(place, self.agreed_flat[place] + (self._local(place) - self.flight.local))
+        self.flight = None
+
+    @torch.no_grad()
+    def _finish(self):
+        """Agree on all weights as they are now: on their mean, without the momentum, which no later step would put
+        right. What is under way is told again."""
+        self.close()
+        self.flight = None
+        for fragment in range(len(self.cuts) - 1):
+            self._depart(fragment)
+            mean, place = self._received()
+            if mean is not None:
+                self.agreed_flat[place].sub_(mean)
+            self._land(place)
+
+    # ---- One vector of all weights ----------------------------------------------------------------------------------
+
+    def _place(self, fragment):
+        return slice(self.cuts[fragment], self.cuts[fragment + 1])
+
+    def _split(self, flat):
+        """`flat` as one view for each parameter."""
+        parts = flat.split([parameter.numel() for parameter in self.parameters])
+        return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+
+    def _pieces(self, place):
+        """The parts of the parameters that lie in a place of the vector, as 1-D views."""
+        first, last, _ = place.indices(len(self.agreed_flat))
+        pieces, begin = [], 0
+        for parameter in self.parameters:
+            end = begin + parameter.numel()
+            if begin < last and end > first:
+                pieces.append(parameter.detach().view(-1)[max(first - begin, 0):last - begin])
+            begin = end
+        return pieces
+
+    def _local(self, place):
+        """This rank's weights there, a copy."""
+        return torch.cat(self._pieces(place))
+
+    @torch.no_grad()
+    def _put(self, place, values):
+        pieces = self._pieces(place)
+        torch._foreach_copy_(pieces, list(values.split([len(piece) for piece in pieces])))
+
+
+def pack(values, weight):
+    """(payload, values as the receiver will read them) of float32 [n]: a weight, a scale for each BLOCK of values and
+    each value in 8 bits, as uint8 in host memory."""
+    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_()
+    head = torch.cat([scales.new_tensor([weight]), scales.flatten()])
+    payload = torch.cat([head.view(torch.uint8), rounded.to(torch.int8).flatten()[:len(values)].view(torch.uint8)])
+    return payload.cpu(), rounded.mul_(scales).flatten()[:len(values)]
+
+
+def unpack(payload, count, device):
+    """(weight, float32 [count] on the device) of what pack() made."""
+    size = 4 * (1 + -(-count // BLOCK))
+    head = payload[:size].view(torch.float32)
+    values = torch.nn.functional.pad(payload[size:].view(torch.int8), (0, -count % BLOCK)).to(device).float()
+    return float(head[0]), values.view(-1, BLOCK).mul_(head[1:, None].to(device)).flatten()[:count]

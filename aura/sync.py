@@ -1,0 +1,121 @@
+"""How processes that hold the same model learn from each other: --sync.
+
+    ddp      gradients averaged in every step, exact: DistributedDataParallel
+    fp16     the same with gradients in half the bytes (aura/halving.py)
+    diloco   many steps alone between two agreements, for slow networks (aura/diloco.py)
+    auto     the fastest of them by what this network and these machines are measured to do (aura/pace.py)
+"""
+
+import contextlib
+import math
+import secrets
+from dataclasses import dataclass, replace
+
+METHODS = ("ddp", "fp16", "diloco")
+SYNC_EVERY = 56  # over two machines 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
+
+
+@dataclass(frozen=True)
+class Known:
+    """What every rank knows of a step. loss: mean per token over all ranks, count: their tokens. stop: the highest
+    signal that any of them was sent. trouble: what was not finite, "" when all was."""
+
+    step: int
+    loss: float
+    count: float
+    stop: int
+    trouble: str = ""
+
+
+class Exact:
+    """A sync: what pretrain and loop.train need of a method. Here every step is agreed on before it is taken, with ddp,
+    fp16, shards or one process.
+
+    weights: the agreed weights as tensors in the order of the module's parameters, where those are not the module's.
+    setting: what a process must have in common with the one whose own_state() it takes over, {} where there is none.
+    """
+
+    weights = None
+
+    def __init__(self, dist, method="ddp"):
+        self.dist, self.method, self.model, self.kept = dist, method, None, None
+        self.setting = {"method": "fp16", "processes": dist.world_size} if method == "fp16" else {}
+        self.run = name_run(dist) if self.setting else None
+
+    def wrap(self, model):
+        """The model to train, whose gradients are averaged over the ranks as backward ends."""
+        if self.method == "fp16":
+            from aura.halving import Halved
+
+            self.model = Halved(model, self.dist, self.kept)
+            return self.model
+        return self.dist.wrap(model)
+
+    def weigh(self, loss, count, signal_number, clock):
+        """(mean loss per token, share) of a step in which this rank's losses add up to `loss` over `count` tokens.
+        share: times a sum over tokens, as it is in the gradients, gives the mean."""
+        signals = [0.0] * self.dist.world_size
+        signals[self.dist.rank] = float(signal_number)
+        own = [loss.item(), float(count)]  # on CUDA what was only queued is done now
+        with clock.phase("communication"):
+            loss_sum, total, *signals = self.dist.sum([*own, *signals])
+        mean = loss_sum / total if total else math.nan
+        self.known = Known(0, mean, max(total, 1.0), int(max(signals)))
+        return mean, self.dist.world_size / self.known.count
+
+    def advance(self, step, trouble, clock, *, settle=False, last=False):
+        """The Knowns that all ranks have from now on, after this rank's `step`. trouble: what was wrong with it, "" if
+        nothing."""
+        return [replace(self.known, step=step, trouble=trouble)]
+
+    def retreat(self):
+        """Put the agreed weights in place of this rank's own, if it has such."""
+
+    def agreed(self):
+        """A block in which the module holds the agreed weights."""
+        return contextlib.nullcontext()
+
+    def close(self):
+        """Nothing is under way between two steps."""
+
+    def state(self):
+        """What a checkpoint keeps of the agreement, besides the weights."""
+        return self.setting and {**self.setting, "run": self.run}
+
+    def own_state(self):
+        """What this rank alone knows, without which a run would not go on bit for bit; None where there is no such
+        thing."""
+        return self.model.own_state() if self.method == "fp16" else None
+
+    def restore(self, state, own):
+        """Go on with own_state(), None where that is not to be had."""
+        self.kept = own
+
+
+def make(args, dist, module, measure):
+    """The sync that the arguments ask for. measure() -> (name, lines): for auto on several machines, called on all
+    ranks, the method to take and what to print."""
+    method = args.sync
+    if not dist.grouped or dist.world_size == 1 or dist.sharded:
+        return Exact(dist)
+    if method == "auto":
+        method = "ddp"
+        if len(set(dist.addresses())) > 1:
+            method, lines = measure()
+            for line in lines:
+                dist.print(line)
+    if method == "diloco":
+        from aura.diloco import DiLoCo
+
+        dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos; "
+                   "se validan y se guardan los pesos acordados.")
+        return DiLoCo(dist, module, args.sync_every)
+    if method == "fp16":
+        dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
+    return Exact(dist, method)
+
+
+
+def name_run(dist):
+    """A name that no other run has, the same on all ranks: what was saved together bears it."""
+    return dist.broadcast_tree(secrets.token_hex(8))

@@ -1,0 +1,707 @@
+"""Training over slow networks: one machine against several, with --sync ddp, fp16, diloco, auto and torch's own ways.
+
+    sudo python benchmarks/slow_network.py --json slow_network.json --markdown slow_network.md --chart slow_network.png
+    sudo python benchmarks/slow_network.py --networks 35,120,50/10 --machines 3 --methods one,ddp,diloco
+    python benchmarks/slow_network.py --quality --corpus quijote.txt --speeds slow_network.json --json quality.json
+
+The machines are network namespaces of this one on a switch whose links are limited by tc (Linux, root), one process of
+one thread in each. A network is a rate in Mbit/s; `50/10`: the first machine sends at 50 and receives at 10; `200%2`:
+2 % of the packets, of the size of a frame, are lost. Every contestant trains the same model on the same batches, first
+steps left out, for --seconds and at least one whole round of --sync-every steps where it averages in rounds; they take
+turns. "control" is as many machines that never exchange anything: processes on one computer share its memory, and no
+exchange can make them faster. Bytes are those that the interfaces have sent, headers and repetitions included.
+
+The peers are torch's DistributedDataParallel and its PostLocalSGDOptimizer, as they come, around our module and our
+optimiser. Before anything is timed the losses of the first steps of our ddp and of torch's must be equal.
+
+--quality trains one machine, ddp, fp16 and diloco to the end instead, over a link without limits, and compares the
+validation losses at equal tokens; with --speeds one machine trains for the time that diloco takes on the network --at.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+from slow_network_peers import EXPECTED, INTERFACE, OURS, STEPS, TORCH_DDP, TORCH_LOCAL  # noqa: E402
+from train_script import positive  # noqa: E402
+
+from aura import corpus, dataset, report  # noqa: E402
+from aura.diloco import FRAGMENTS  # noqa: E402
+from aura.models import gpt  # noqa: E402
+from aura.pace import TIE  # noqa: E402
+from aura.sync import SYNC_EVERY  # noqa: E402
+from tests.hosts import PORT, Switch, ip, limits_work  # noqa: E402
+from tests.support import free_port  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = Path(__file__).resolve().parent / "slow_network_peers.py"
+ONE, CONTROL = "one", "control"
+OURS_TOGETHER = ("ddp", "fp16", "diloco", "auto")
+METHODS = (ONE, CONTROL, *OURS_TOGETHER, TORCH_DDP, TORCH_LOCAL)
+IN_ROUNDS = ("diloco", TORCH_LOCAL)  # exchange once in --sync-every steps
+TITLES = {ONE: "una máquina", CONTROL: "sin intercambio"}
+SEED, SPEED_LR = 1234, 5e-4
+CHECKED, TOLERANCE = 4, 1e-4  # steps whose losses must agree, and how well
+WARM_S = 3.0  # not measured: that long, and of a round of steps the first fragment
+LEAST_STEPS = 2
+POLL_S = 0.2
+LIMIT_S, QUALITY_LIMIT_S = 1800, 5 * 3600  # for one training
+CLOSE = 0.25  # of a forecast to what is measured
+EVALUATIONS = 15
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CHOSEN = re.compile(r"--sync auto elige (\w+)")
+
+
+class Failed(Exception):
+    """A contestant that did not do what it should, for a line of the result."""
+
+
+# ---- Networks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """mbit: what the first machine sends at, in Mbit/s. back: what it receives at. loss: percent of the packets."""
+
+    name: str
+    mbit: float
+    back: float
+    loss: int = 0
+
+
+def network(text):
+    """'50', '50/10', '200%2' or '50/10%2' as a Network; ArgumentTypeError for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?(?:%(\d+))?", text)
+    mbit, back, loss = found.groups() if found else ("0", None, None)
+    chosen = Network(text, float(mbit), float(back or mbit), int(loss or 0))
+    if min(chosen.mbit, chosen.back) <= 0 or chosen.loss > 50:
+        raise argparse.ArgumentTypeError(f"{text!r} no es una red: se espera 50 (Mbit/s), 50/10 (al enviar y al "
+                                         "recibir) o 200%2 (con un 2 % de pérdida)")
+    return chosen
+
+
+def networks(text):
+    return [network(part) for part in text.split(",")]
+
+
+def limit(switch, net):
+    """Give the links of the switch's machines the rates and losses of `net`; without one they have none."""
+    if net is None:
+        return
+    for number, host in enumerate(switch.hosts):
+        rates = (net.mbit, net.back) if number == 0 else 2 * (max(net.mbit, net.back),)
+        switch.limit(number, *rates)
+        if net.loss:  # what is lost is a frame, and not the 64 KB that the kernel hands on as one
+            ip("-n", host, "link", "set", INTERFACE, "gso_max_segs", "1")
+            switch.lose(number, net.loss)
+
+
+# ---- Processes ------------------------------------------------------------------------------------------------------
+
+
+class Crew:
+    """Processes that train, in sessions of their own; killed when the block ends.
+
+    contestant: OURS or a peer. words: of train_gpt2_spanish.py, a list for each process. hosts: the namespaces they run
+    in, None for none. grouped: whether they are ranks of one group.
+    """
+
+    def __init__(self, contestant, words, folder, *, hosts=None, grouped=True, every=1):
+        self.folders = [Path(folder, str(rank)) for rank in range(len(words))]
+        self.hosts = hosts[:len(words)] if hosts else [None] * len(words)
+        self.commands = [[sys.executable, str(PROGRAM), contestant, str(every), *map(str, each)] for each in words]
+        self.address = ("10.77.0.1", PORT) if hosts else ("127.0.0.1", free_port())
+        self.grouped, self.children = grouped and len(words) > 1, []
+
+    def __enter__(self):
+        try:
+            for rank, (command, host, folder) in enumerate(zip(self.commands, self.hosts, self.folders, strict=True)):
+                folder.mkdir(parents=True)
+                inside = ["ip", "netns", "exec", host] if host else []
+                with open(folder / "log", "wb") as log:
+                    self.children.append(subprocess.Popen([*inside, *command], cwd=folder, env=self._environment(rank),
+                                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                          start_new_session=True))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        for child in self.children:
+            child.wait()
+
+    def _environment(self, rank):
+        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        if self.grouped:
+            own |= {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": len(self.folders), "MASTER_ADDR": self.address[0],
+                    "MASTER_PORT": self.address[1], "GLOO_SOCKET_IFNAME": INTERFACE if self.hosts[0] else "lo"}
+        return {**os.environ, **{name: str(value) for name, value in own.items()}}
+
+    def said(self, rank):
+        return (self.folders[rank] / "log").read_text(encoding="utf-8", errors="replace")
+
+    def watch(self, done, limit_s):
+        """done() once it gives anything; Failed for a process that ends with an error or after limit_s seconds."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            codes = [child.poll() for child in self.children]  # before done(): what has ended has written all it will
+            if (found := done()) is not None:
+                return found
+            ended = [(rank, code) for rank, code in enumerate(codes) if code is not None]
+            wrong = [(rank, code) for rank, code in ended if code] or (ended if len(ended) == len(codes) else [])
+            if wrong or time.monotonic() > deadline:
+                rank, code = wrong[0] if wrong else (0, None)
+                how = f"no ha acabado en {limit_s:g} s" if code is None else f"ha terminado con el código {code}"
+                raise Failed(f"el proceso {rank} {how}:\n" + "\n".join(self.said(rank).strip().splitlines()[-12:]))
+            time.sleep(POLL_S)
+
+    def finish(self, limit_s):
+        """Wait until all have ended well."""
+        self.watch(lambda: True if all(child.poll() == 0 for child in self.children) else None, limit_s)
+
+    def marks(self):
+        """For each process [(seconds, bytes sent)] at the beginning of each of its steps so far."""
+        return [read_marks(folder / STEPS) for folder in self.folders]
+
+    def losses(self):
+        """Mean over the processes that tell them, {step: loss}."""
+        tables = [{int(row["step"]): float(row["loss"]) for row in report.read_table(folder / "logs" / "train.csv")}
+                  for folder in self.folders]
+        tables = [table for table in tables if table]
+        common = set.intersection(*map(set, tables)) if tables else ()
+        return {step: statistics.fmean(table[step] for table in tables) for step in sorted(common)}
+
+
+def read_marks(path):
+    """[(seconds, bytes sent)] of the whole lines of a STEPS file; [] while there is none."""
+    if not path.exists():
+        return []
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [(float(seconds), int(sent)) for seconds, sent in map(str.split, whole.splitlines())]
+
+
+# ---- Speed ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cell:
+    """What one run of one method on one network gave. step_s: seconds of a step of the slowest process. sent: bytes per
+    token. steps: measured, of the first process. choice, expected: of auto."""
+
+    tokens_per_s: float
+    step_s: float
+    sent: float
+    steps: int
+    losses: dict = field(default_factory=dict)
+    choice: str | None = None
+    expected: dict = field(default_factory=dict)
+
+
+def window(marks, unit, seconds):
+    """(first, last) of the marks between which a process is measured, None while it has not come far enough.
+
+    Left out are the first WARM_S seconds and, of a round of `unit` steps, those of the first fragment. Between the two
+    lie whole rounds, LEAST_STEPS steps and `seconds` at least.
+    """
+    first = next((number for number, (at, _) in enumerate(marks)
+                  if number > unit // FRAGMENTS and at - marks[0][0] >= WARM_S), None)
+    if first is None:
+        return None
+    least = max(unit, LEAST_STEPS)
+    return next(((first, last) for last in range(first + unit, len(marks), unit)
+                 if last - first >= least and marks[last][0] - marks[first][0] >= seconds), None)
+
+
+def measured(marks, windows, step_tokens):
+    """A Cell of all processes' marks, each between the two of its window. step_tokens: of one process in a step."""
+    seconds, sent = zip(*([(end - begin) / (last - first) for begin, end in zip(own[first], own[last], strict=True)]
+                          for own, (first, last) in zip(marks, windows, strict=True)), strict=True)
+    return Cell(tokens_per_s=sum(step_tokens / each for each in seconds), step_s=max(seconds),
+                sent=statistics.fmean(sent) / step_tokens, steps=windows[0][1] - windows[0][0])
+
+
+def run_cell(method, net, args, folder):
+    """The Cell of `method` on `net`; Failed where it does not train."""
+    together = method != ONE
+    with Switch(args.machines) as switch:
+        limit(switch, net)
+        contestant = method if method in (TORCH_DDP, TORCH_LOCAL) else OURS
+        words = speed_words(args, folder, method)
+        with Crew(contestant, [words] * (args.machines if together else 1), folder / "run", hosts=switch.hosts,
+                  grouped=together and method != CONTROL, every=args.sync_every) as crew:
+            cell = crew.watch(lambda: progress(crew, method, args), LIMIT_S)
+            cell.losses = crew.losses()
+            expected = crew.folders[0] / EXPECTED
+            if method == "auto" and expected.exists():
+                cell.expected = json.loads(expected.read_text(encoding="utf-8"))
+    check_losses(cell.losses)
+    return cell
+
+
+def progress(crew, method, args):
+    """The Cell of a crew that has come far enough, else None."""
+    choice = None
+    if method == "auto":
+        found = CHOSEN.search(crew.said(0))
+        if found is None:
+            return None
+        choice = found[1]
+    unit = args.sync_every if (choice or method) in IN_ROUNDS else 1
+    marks = crew.marks()
+    windows = [window(own, unit, args.seconds) for own in marks]
+    if None in windows:
+        return None
+    cell = measured(marks, windows, args.batch_size * args.seq_len)
+    cell.choice = choice
+    return cell
+
+
+def check_losses(losses):
+    """Failed when a loss is not finite, or when they do not fall over 30 steps."""
+    values = list(losses.values())
+    if not values or not all(map(math.isfinite, values)):
+        raise Failed(f"pérdidas: {values}")
+    if max(losses) >= 30 and values[-1] >= values[0]:
+        raise Failed(f"la pérdida no baja: {values[0]:.3f}, y al final {values[-1]:.3f}")
+
+
+def check_exact(args, folder):
+    """{name: losses of the first steps} of our ddp and torch's, which must be equal; ends the program if not."""
+    found = {}
+    for name, contestant in (("ddp", OURS), (TORCH_DDP, TORCH_DDP)):
+        words = [*speed_words(args, folder, name), "--log-interval", 1]
+        with Switch(2) as switch, Crew(contestant, [words] * 2, folder / "run", hosts=switch.hosts) as crew:
+            found[name] = crew.watch(lambda crew=crew: first_losses(crew.losses()), LIMIT_S)
+        shutil.rmtree(folder / "run")
+        print(f"pérdidas de los primeros pasos, {name}: {' '.join(f'{loss:.5f}' for loss in found[name])}", flush=True)
+    difference = max(abs(a - b) for a, b in zip(*found.values(), strict=True))
+    if not difference < TOLERANCE:
+        raise SystemExit(f"resultado rechazado: {TORCH_DDP} no entrena igual que ddp, difieren en {difference:.1e}")
+    return found
+
+
+def first_losses(losses):
+    wanted = range(1, CHECKED + 1)
+    return [losses[step] for step in wanted] if all(step in losses for step in wanted) else None
+
+
+def contest(net, args, folder):
+    """({method: its Cells}, {method: why it failed}) of all rounds on one network; the methods take turns."""
+    cells, failed = {method: [] for method in args.methods}, {}
+    for number in range(args.rounds):
+        first = number % len(args.methods)
+        for method in args.methods[first:] + args.methods[:first]:
+            begun = time.monotonic()
+            try:
+                cells[method].append(cell := run_cell(method, net, args, folder))
+                told = f"{cell.tokens_per_s:.0f} tokens/s, {cell.steps} pasos de {cell.step_s:.2f} s"
+                told += f", elige {cell.choice}" if cell.choice else ""
+            except Failed as problem:
+                failed[method] = told = f"falló: {problem}"
+            finally:
+                shutil.rmtree(folder / "run", ignore_errors=True)
+            print(f"  {net.name}, {method}: {told} ({time.monotonic() - begun:.0f} s en total)", flush=True)
+    return {method: own for method, own in cells.items() if own}, failed
+
+
+def rows_of(net, cells, failed, machines):
+    """Flat rows, one a method, of what contest() found on a network."""
+    middle = {method: statistics.median(cell.tokens_per_s for cell in own) for method, own in cells.items()}
+    sent = {method: statistics.median(cell.sent for cell in own) for method, own in cells.items()}
+    rows = []
+    for method, own in cells.items():
+        rates = [cell.tokens_per_s for cell in own]
+        row = {"op": "train", "network": net.name, "mbit": net.mbit, "back": net.back, "loss_percent": net.loss,
+               "machines": 1 if method == ONE else machines, "method": method, "tokens_per_s": middle[method],
+               "tokens_per_s_min": min(rates), "tokens_per_s_max": max(rates), "rounds": len(own),
+               "steps": own[0].steps, "step_s": statistics.median(cell.step_s for cell in own),
+               "bytes_per_token": sent[method]}
+        row |= {f"to_{name}": middle[method] / middle[name] for name in (ONE, CONTROL, TORCH_DDP) if name in middle}
+        if "ddp" in sent and method not in (ONE, CONTROL):
+            row["bytes_ddp_ratio"] = sent["ddp"] / sent[method]
+        forecasts = [cell.expected.get(cell.choice if method == "auto" else method) for cell in cells.get("auto", ())]
+        known = [seconds for seconds in forecasts if seconds]
+        if known:
+            row["predicted_s"] = statistics.median(known)
+            row["predicted_ratio"] = row["predicted_s"] / row["step_s"]
+        if method == "auto":
+            row |= judged(own, middle)
+        rows.append(row)
+    return rows + [{"op": "train", "network": net.name, "method": method, "failed": why}
+                   for method, why in failed.items()]
+
+
+def judged(own, middle):
+    """What auto chose, which of the four was fastest, and whether that is the same, as far as TIE can tell."""
+    choices = [cell.choice for cell in own]
+    rivals = {cell.choice: cell.tokens_per_s for cell in own}  # where the chosen one was not measured by itself
+    rivals |= {name: middle[name] for name in (ONE, "ddp", "fp16", "diloco") if name in middle}
+    fastest = max(rivals, key=rivals.get)
+    right = all(rivals[choice] >= (1 - TIE) * rivals[fastest] for choice in choices)
+    return {"choice": statistics.mode(choices), "choices": choices, "fastest": fastest, "right": right}
+
+
+def speed(args, folder):
+    """The rows of every network; printed, and written, as they come."""
+    result = {"benchmark": "slow_network", **measure.environment(), **sizes(args), "rows": []}
+    neighbours = measure.Neighbours()
+    result["losses"] = check_exact(args, folder)
+    for net in args.networks:
+        rows = rows_of(net, *contest(net, args, folder), args.machines)
+        result["rows"] += rows
+        print_speeds(net, rows)
+        measure.write(args.json, result)
+    result["others_share"] = neighbours.warn()
+    return result
+
+
+# ---- Quality --------------------------------------------------------------------------------------------------------
+
+
+def quality(args, folder):
+    """Validation losses over tokens: a curve for each method and seed, and what they mean for diloco."""
+    result = {"benchmark": "slow_network_quality", **measure.environment(), **sizes(args), "tokens": args.tokens,
+              "seeds": args.seeds, "rows": []}
+    rates = speeds(args.speeds, args.at) if args.speeds else {}
+    step = args.batch_size * args.seq_len
+    for method in (method for method in args.methods if method in ("ddp", "fp16", "diloco")):
+        for seed in args.seeds:
+            words = quality_words(args, folder, method, seed, args.tokens // (step * args.machines))
+            result["rows"] += curves(method, [seed], [words] * args.machines, args, folder, grouped=True)
+            measure.write(args.json, result)
+    if ONE in args.methods:
+        seen = args.tokens * (rates[ONE] / rates["diloco"] if rates else 1)  # in the time that diloco takes
+        alone = [quality_words(args, folder, ONE, seed, int(seen / step)) for seed in args.seeds]
+        result["rows"] += curves(ONE, args.seeds, alone, args, folder, grouped=False)
+    result["summary"] = summary(result["rows"], rates, args)
+    return result
+
+
+def speeds(path, name):
+    """{method: tokens/s} on the network `name` of a result of this program."""
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
+    found = {row["method"]: row["tokens_per_s"] for row in rows if row["network"] == name and "failed" not in row}
+    if not {ONE, "diloco"} <= found.keys():
+        raise SystemExit(f"--speeds {path}: no tiene one y diloco en la red {name}; elija otra con --at")
+    return found
+
+
+def curves(method, seeds, words, args, folder, grouped):
+    """Train to the end; a row {"method", "seed", "curve": [[tokens, validation loss]], ...} for each seed. Ungrouped
+    processes are a seed each, and run at the same time."""
+    begun = time.monotonic()
+    try:
+        with Crew(OURS, words, folder / "run", grouped=grouped, every=args.sync_every) as crew:
+            crew.finish(QUALITY_LIMIT_S)
+            tables = [report.read_table(each / "logs" / "train.csv") for each in crew.folders[:len(seeds)]]
+    finally:
+        shutil.rmtree(folder / "run", ignore_errors=True)
+    rows = []
+    for seed, told in zip(seeds, tables, strict=True):
+        curve = [[int(float(row["tokens"])), float(row["val_loss"])] for row in told if row.get("val_loss")]
+        rows.append({"op": "quality", "method": method, "seed": seed, "tokens": curve[-1][0], "val_loss": curve[-1][1],
+                     "curve": curve, "seconds": time.monotonic() - begun})
+        print(f"  {method}, semilla {seed}: pérdida de validación {curve[-1][1]:.4f} tras {curve[-1][0]} tokens "
+              f"({rows[-1]['seconds']:.0f} s)", flush=True)
+    return rows
+
+
+def summary(rows, rates, args):
+    """The ratio of each method's last validation loss to ddp's, and of diloco's to what one machine has in the same
+    time where rates are known; each with its least and greatest seed."""
+    last = {}
+    for row in rows:
+        last.setdefault(row["method"], {})[row["seed"]] = row["val_loss"]
+    pairs = [(method, "ddp") for method in ("fp16", "diloco")] + ([("diloco", ONE)] if rates else [])
+    found = {"network": args.at, "tokens_per_s": rates, "ratios": []}
+    for method, other in pairs:
+        if method in last and other in last:
+            ratios = [last[method][seed] / last[other][seed] for seed in args.seeds]
+            found["ratios"].append({"method": method, "to": other, "ratio": statistics.fmean(ratios),
+                                    "ratio_min": min(ratios), "ratio_max": max(ratios)})
+    return found
+
+
+# ---- Command lines and data -----------------------------------------------------------------------------------------
+
+
+def model_words(args, folder):
+    return ["--preset", "demo", "--n-layer", args.n_layer, "--n-embd", args.n_embd, "--n-head", args.n_head,
+            "--seq-len", args.seq_len, "--batch-size", args.batch_size, "--grad-accum", 1, "--dropout", 0,
+            "--precision", "fp32", "--data-dir", folder / "Data", "--resume", "none", "--checkpoint-freq", 0,
+            "--sample-length", 0]
+
+
+def sync_words(args, method):
+    return ["--sync", method, "--sync-every", args.sync_every] if method in OURS_TOGETHER else []
+
+
+def speed_words(args, folder, method):
+    """Of a run that goes on until it is killed, at one rate and without evaluations."""
+    return [*model_words(args, folder), "--lr", SPEED_LR, "--min-lr-ratio", 1, "--warmup-ratio", 0, "--seed", SEED,
+            "--max-steps", 10**6, "--eval-interval", 10**6, "--eval-windows", 1, *sync_words(args, method)]
+
+
+def quality_words(args, folder, method, seed, steps):
+    return [*model_words(args, folder), "--lr", args.lr, "--warmup-ratio", 0.05, "--seed", seed, "--max-steps", steps,
+            "--eval-interval", max(1, steps // EVALUATIONS), *sync_words(args, method)]
+
+
+def prepare(args, folder):
+    """Put the tokens where every process finds them: the built-in sample, with --corpus both."""
+    name = corpus.SAMPLE_NAME
+    if args.corpus:
+        name = folder / "texto"
+        name.mkdir()
+        for number, path in enumerate(args.corpus):
+            shutil.copyfile(path, name / f"{number}-{path.name}")
+        documents = corpus.open_corpus(corpus.SAMPLE_NAME).documents()
+        (name / "muestra.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    command = [sys.executable, ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", name, "--vocab-size",
+               args.vocab_size, "--data-dir", folder / "Data"]
+    done = subprocess.run(list(map(str, command)), cwd=folder, timeout=LIMIT_S, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        raise SystemExit("no se pudieron preparar los datos:\n" + done.stdout)
+    args.vocab_size = dataset.latest(folder / "Data").vocab_size  # as many pieces as the text gave
+
+
+def sizes(args):
+    """What is trained, for the result."""
+    config = gpt.GPTConfig(args.vocab_size, args.seq_len, args.n_layer, args.n_head, args.n_embd, 0.0)
+    return {"parameters": config.parameters(), "gradient_mb": 4e-6 * config.parameters(), "machines": args.machines,
+            "step_tokens": args.batch_size * args.seq_len, "sync_every": args.sync_every, "threads": 1}
+
+
+# ---- Telling --------------------------------------------------------------------------------------------------------
+
+
+def print_speeds(net, rows):
+    """The table of a network."""
+    print(f"\n{title(net.name)}\n{'':16} {'tokens/s':>9} {'(mín-máx)':>13} {'x una':>6} {'bytes/token':>12} "
+          f"{'ddp/éste':>9} {'s/paso':>8} {'previsto':>9}")
+    for row in rows:
+        name = TITLES.get(row["method"], row["method"])
+        if "failed" in row:
+            print(f"{name:16} falló")
+            continue
+        spread = f"({row['tokens_per_s_min']:.0f}-{row['tokens_per_s_max']:.0f})"
+        forecast = row.get("predicted_ratio")
+        told = "" if forecast is None else f"{row['predicted_s']:9.2f}" + (
+            "" if abs(forecast - 1) <= CLOSE else "  fuera del 25 %")
+        print(f"{name:16} {row['tokens_per_s']:9.0f} {spread:>13} {shown(row.get('to_one'), 2):>6} "
+              f"{row['bytes_per_token']:12.1f} {shown(row.get('bytes_ddp_ratio'), 1):>9} {row['step_s']:8.3f} {told}")
+        if "choice" in row:
+            print(f"{'':16} elige {', '.join(row['choices'])}; lo más rápido fue {row['fastest']}"
+                  f"{'' if row['right'] else ': NO acierta'}")
+    print(flush=True)
+
+
+def shown(value, digits):
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def title(name):
+    """A network's name in words."""
+    net = network(name)
+    rates = f"{net.mbit:g} Mbit/s" if net.mbit == net.back else f"{net.mbit:g}/{net.back:g} Mbit/s"
+    return rates + (f", {net.loss} % de pérdida" if net.loss else "")
+
+
+def print_summary(found):
+    for pair in found["ratios"]:
+        what = "con los mismos tokens" if pair["to"] == "ddp" else f"en el mismo tiempo a {title(found['network'])}"
+        print(f"pérdida de validación de {pair['method']} frente a {TITLES.get(pair['to'], pair['to'])}, {what}: "
+              f"{pair['ratio']:.4f} ({pair['ratio_min']:.4f}-{pair['ratio_max']:.4f})", flush=True)
+
+
+def markdown(result):
+    """The result as the guide's tables."""
+    if "summary" in result:
+        return quality_markdown(result)
+    found = {(row["network"], row["method"]): row for row in result["rows"] if "failed" not in row}
+    nets = list(dict.fromkeys(row["network"] for row in result["rows"]))
+    methods = [method for method in METHODS if any((net, method) in found for net in nets)]
+    header = [TITLES.get(method, method) for method in methods]
+    lines = table(["red", *header], [[title(net), *(speed_cell(found.get((net, method))) for method in methods)]
+                                     for net in nets])
+    senders = [method for method in methods if method not in (ONE, CONTROL)]
+    lines += ["", *table(["bytes por token", *senders], [
+        [title(net), *(sent_cell(found.get((net, method))) for method in senders)] for net in nets])]
+    return "\n".join(lines) + "\n"
+
+
+def table(header, lines):
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---", *["---:"] * (len(header) - 1)], *lines)]
+
+
+def speed_cell(row):
+    """'1234 (x 1.85)', with what auto chose."""
+    if row is None:
+        return "-"
+    ratio = f" (x {row['to_one']:.2f})" if "to_one" in row and row["method"] != ONE else ""
+    return f"{row['tokens_per_s']:.0f}{ratio}" + (f" {row['choice']}" if "choice" in row else "")
+
+
+def sent_cell(row):
+    """'123.4 (1/417)', the share of what ddp sends."""
+    if row is None:
+        return "-"
+    ratio = f" (1/{row['bytes_ddp_ratio']:.0f})" if row.get("bytes_ddp_ratio", 1) > 1.5 else ""
+    return f"{row['bytes_per_token']:.0f}{ratio}"
+
+
+def quality_markdown(result):
+    rows = result["rows"]
+    lines = table(["método", *(f"semilla {seed}" for seed in result["seeds"]), "tokens"], [
+        [TITLES.get(method, method), *(f"{row['val_loss']:.4f}" for row in rows if row["method"] == method),
+         f"{next(row['tokens'] for row in rows if row['method'] == method) / 1e6:.2f} M"]
+        for method in dict.fromkeys(row["method"] for row in rows)])
+    return "\n".join(lines) + "\n"
+
+
+def draw(result, path):
+    """The result as a PNG: tokens/s by network and method, or validation loss over tokens and, where known, time."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    import matplotlib.pyplot as plt
+
+    quality = "summary" in result
+    figure, axes = plt.subplots(1, 2 if quality and result["summary"]["tokens_per_s"] else 1, figsize=(10, 5),
+                                sharey=True, squeeze=False)
+    if quality:
+        draw_losses(result, axes[0])
+    else:
+        draw_speeds(result, axes[0][0])
+    axes[0][0].legend()
+    for each in axes[0]:
+        each.grid(axis="y", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, format="png", dpi=110)
+    plt.close(figure)
+
+
+def draw_speeds(result, axes):
+    """Bars: a group a network, a bar a method."""
+    rows = [row for row in result["rows"] if "failed" not in row]
+    nets = list(dict.fromkeys(row["network"] for row in rows))
+    methods = [method for method in METHODS if any(row["method"] == method for row in rows)]
+    wide = 0.8 / len(methods)
+    for place, method in enumerate(methods):
+        own = [row for row in rows if row["method"] == method]
+        axes.bar([nets.index(row["network"]) + (place - (len(methods) - 1) / 2) * wide for row in own],
+                 [row["tokens_per_s"] for row in own], wide, label=TITLES.get(method, method))
+    axes.set_xticks(range(len(nets)), [title(net) for net in nets])
+    axes.set(ylabel="tokens/s", title=f"{result['machines']} máquinas, gradientes de {result['gradient_mb']:.0f} MB")
+
+
+def draw_losses(result, axes):
+    """A line for each method and seed: over tokens, and over minutes at the summary's tokens/s."""
+    methods, rates = list(dict.fromkeys(row["method"] for row in result["rows"])), result["summary"]["tokens_per_s"]
+    for row in result["rows"]:
+        label = TITLES.get(row["method"], row["method"]) if row["seed"] == result["seeds"][0] else None
+        tokens, losses = zip(*row["curve"], strict=True)
+        style = {"color": f"C{methods.index(row['method'])}", "label": label, "alpha": 0.7, "marker": "."}
+        axes[0].plot([count / 1e6 for count in tokens], losses, **style)
+        if row["method"] in rates:
+            axes[-1].plot([count / rates[row["method"]] / 60 for count in tokens], losses, **style)
+    axes[-1].set(xlabel=f"minutos a {title(result['summary']['network'])}")
+    axes[0].set(xlabel="millones de tokens", ylabel="pérdida de validación (nats por token)")
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def existing_file(text):
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} no existe o no es un fichero")
+    return Path(text).resolve()
+
+
+def build_parser():
+    parser = argparse.ArgumentParser(description="Compara una máquina con varias unidas por redes lentas: --sync ddp, "
+                                     "fp16, diloco y auto, y lo que trae torch (Linux, root).")
+    parser.add_argument("--networks", type=networks, default="1000,200,50,10,200%2", metavar="RED,RED,...",
+                        help="Mbit/s; 50/10: la primera máquina envía a 50 y recibe a 10; 200%%2: se pierde el 2 %% "
+                        "(por defecto: 1000,200,50,10,200%%2)")
+    parser.add_argument("--methods", type=measure.names(*METHODS), default=list(METHODS), metavar="NOMBRE,...",
+                        help=f"de: {', '.join(METHODS)} (por defecto: todos)")
+    parser.add_argument("--quality", action="store_true",
+                        help="compara la pérdida de validación en lugar de la velocidad")
+    parser.add_argument("--seeds", type=measure.numbers, default="1,2,3",
+                        help="semillas de --quality (por defecto: 1,2,3)")
+    parser.add_argument("--corpus", type=existing_file, nargs="+", metavar="FICHERO",
+                        help="textos que se añaden a la muestra incluida")
+    parser.add_argument("--lr", type=float, default=1e-3, help="tasa de aprendizaje de --quality (por defecto: 0.001)")
+    parser.add_argument("--speeds", type=existing_file, metavar="FICHERO",
+                        help="resultado anterior (--json) del que --quality toma los tokens/s de --at")
+    parser.add_argument("--at", default="50", metavar="RED", help="red de --speeds (por defecto: 50)")
+    for name, value, what in (
+            ("machines", 2, "máquinas"), ("rounds", 1, "rondas de cada red"),
+            ("seconds", 20, "lo que se mide, en segundos"), ("sync-every", SYNC_EVERY, "pasos entre dos acuerdos"),
+            ("tokens", 3_000_000, "tokens de cada entrenamiento de --quality"), ("n-layer", 6, "bloques"),
+            ("n-embd", 384, "ancho"), ("n-head", 6, "cabezas"), ("vocab-size", 6400, "piezas del tokenizador"),
+            ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 8, "secuencias por proceso y paso")):
+        parser.add_argument(f"--{name}", type=positive, default=value, metavar="N",
+                            help=f"{what} (por defecto: {value})")
+    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir las tablas de la guía")
+    parser.add_argument("--chart", metavar="FICHERO.png", help="dónde dibujar el resultado")
+    return parser
+
+
+def main(argv=None):
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.machines < 2:
+        parser.error("--machines: hacen falta al menos 2")
+    if not args.quality and not limits_work():
+        print("Omitido: hacen falta root, iproute2 (ip, tc) y nftables para hacer redes de prueba.")
+        return
+    with tempfile.TemporaryDirectory(prefix="slow_network_") as folder:
+        folder = Path(folder)
+        prepare(args, folder)
+        about = sizes(args)
+        print(f"{about['parameters'] / 1e6:.2f} M parámetros, gradientes de {about['gradient_mb']:.1f} MB; "
+              f"{args.machines} máquinas de un hilo, {about['step_tokens']} tokens por máquina y paso", flush=True)
+        result = quality(args, folder) if args.quality else speed(args, folder)
+    if args.quality:
+        print_summary(result["summary"])
+    measure.write(args.json, result)
+    if args.markdown:
+        Path(args.markdown).write_text(markdown(result), encoding="utf-8")
+    if args.chart:
+        draw(result, args.chart)
+    if any("failed" in row for row in result["rows"]):
+        raise SystemExit(1)
+
+
+def leave(signal_number, _):
+    """Leave by an exception, so that namespaces and processes are taken away, and by nothing else any more."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + signal_number)
+
+
+if __name__ == "__main__":
+    for each in SIGNALS:
+        signal.signal(each, leave)
+    main()

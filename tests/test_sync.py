@@ -1,0 +1,371 @@
+"""Training by every method of --sync: agreed weights, data order, signals, NaNs, resuming; real groups of processes."""
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import shutil
+import signal
+import zlib
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from aura import checkpoint, distributed, loop, optim, pretrain, tokens
+from aura.cli import Parser, add_distributed
+from aura.distributed import Session
+from aura.ema import Average
+from aura.errors import TrainingFault, UserError
+from aura.models import gpt
+from tests.support import ROOT, run_ranks
+from tests.test_diloco import together
+from tests.test_fsdp import newest, next_token_loss, same
+
+CONFIG = gpt.GPTConfig(vocab_size=65, seq_len=8, n_layer=1, n_head=2, n_embd=16, dropout=0.1)
+# Fragments leave after the steps 2, 5, 7, 10, 12, 15, 17 and 20, and again; an epoch ends with step 16.
+STEPS, EVERY, CUT, WINDOWS, ACCUM = 24, 20, 6, 12, 2
+CONSTANTS = {"config": asdict(CONFIG), "tokenizer": torch.zeros(1), "dataset": {"sha256": "x", "name": "libro"}}
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing is saved, and nobody is told."""
+
+
+class Notes:
+    """A reporter that remembers."""
+
+    def __init__(self):
+        self.rows, self.events = [], []
+
+    def count(self, tokens, seconds):
+        pass
+
+    def log(self, step, **values):
+        self.rows.append({"step": step, **values})
+
+    def event(self, step, text):
+        self.events.append(f"{step}: {text}")
+
+
+def crc(tensors):
+    total = 0
+    for tensor in tensors:
+        total = zlib.crc32(tensor.detach().contiguous().numpy().tobytes(), total)
+    return total
+
+
+def prepare(folder, name, source):
+    """A folder for a run, which goes on from step CUT of another one if `source` names it."""
+    (folder / name).mkdir(exist_ok=True)
+    for path in (folder / source).rglob(checkpoint.path_of(".", CUT).name) if source else ():
+        target = folder / name / path.relative_to(folder / source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(path, target)
+
+
+def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoil=(), signal_at=None, kill_at=None,
+          by=Killed, ema=0.0, label=None, **policy):
+    """Train to STEPS, from the newest checkpoint in folder/name if there is one, put together as pretrain.train does
+    it; what was seen is written to LABEL.RANK.json. spoil, signal_at: (rank, call of the loss, from 1). kill_at: a call
+    that raises `by` on all ranks."""
+    if dist.main:
+        prepare(folder, name, source)
+    dist.barrier()
+    model, notes, output = gpt.GPT(CONFIG).init_weights(0), Notes(), io.StringIO()
+    optimizer, precision = optim.adamw(model, 1e-2, 0.1), loop.Precision("fp32", dist.device)
+    average, calls = Average(model, ema), itertools.count(1)
+    windows, weights, common, seen = [], [], [], []
+    keeper = checkpoint.Checkpointer(folder / name, dist, keep=9, constants=CONSTANTS, background=True)
+    loader = tokens.TokenLoader([folder / "train-00000.bin"], 8, WINDOWS // ACCUM // dist.world_size, vocab_size=65,
+                                seed=7, rank=dist.rank, world_size=dist.world_size, grad_accum=ACCUM)
+    args = SimpleNamespace(sync=method, sync_every=every, resume="auto", grad_accum=ACCUM)
+    policy = loop.Policy(**{"max_steps": STEPS, "micro_tokens": WINDOWS * 8 // ACCUM // dist.world_size,
+                            "grad_accum": ACCUM, "log_interval": 1, "checkpoint_freq": CUT, **policy})
+
+    def loss_fn(model, batch):
+        call = next(calls)
+        if (dist.rank, call) == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if call == kill_at:
+            raise by
+        windows.extend(zlib.crc32(row.numpy().tobytes()) for row in batch)
+        if call % ACCUM == 1:
+            weights.append(crc(loop.plain(model).parameters()))
+            common.append(crc(synced.weights or ()))
+        loss, count = next_token_loss(model, batch)
+        return loss * (float("nan") if (dist.rank, call) in spoil else 1.0), count
+
+    @torch.no_grad()
+    def evaluate():
+        seen.append([crc(model.parameters()), crc(average.weights.values())])  # the average, and what it is one of
+        return {"val_loss": next_token_loss(model.eval(), torch.arange(36).view(4, 9))[0].item()}
+
+    fault = progress = stopped = None
+    with loader, contextlib.redirect_stdout(output):
+        synced = pretrain.make_sync(args, dist, model, next_token_loss, precision, None)
+        progress = pretrain.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
+                                   synced=synced)
+        pretrain.synchronise(dist, model, synced)
+        with synced.agreed():
+            begun = crc(model.parameters())
+        try:
+            progress, stopped = loop.train(
+                synced.wrap(model), loss_fn, loader, optimizer, lambda step: 1e-2 / (1 + step), keeper, notes, policy,
+                dist, precision, sync=synced, progress=progress, average=average, evaluate=evaluate,
+                reinitialise=lambda: model.init_weights(0))
+        except TrainingFault as problem:
+            fault = str(problem)
+        except Killed:
+            pass
+    with synced.agreed():
+        agreed = crc(model.parameters())
+    (folder / f"{label or name}.{dist.rank}.json").write_text(json.dumps({
+        "rows": notes.rows, "events": notes.events, "windows": windows, "weights": weights, "common": common,
+        "seen": seen, "begun": begun, "agreed": agreed, "local": crc(model.parameters()), "fault": fault,
+        "stopped": stopped, "progress": asdict(progress), "said": output.getvalue()}))
+    dist.barrier()  # what this rank has written another may copy now
+
+
+def flip(path):
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def two(dist, folder):
+    def run(*words, **options):
+        train(dist, folder, *words, **options)
+
+    run("ddp", "ddp")
+    for method in ("diloco", "fp16"):
+        usual = {"method": method, "eval_interval": CUT, "ema": 0.9}
+        run(method, **usual)
+        run(f"{method} cut", kill_at=17, **usual)
+        run(f"{method} killed", source=f"{method} cut", **usual)
+        for when, call in (("early", 1), ("late", 13))[method == "fp16":]:
+            run(f"{method} {when}", signal_at=(1, call), label=f"{method} stopped {when}", **usual)
+            run(f"{method} {when}", **usual)
+    if dist.main:
+        prepare(folder, "damaged", "diloco cut")
+        flip(checkpoint.path_of(folder / "damaged" / "rank-00001", CUT))
+    run("damaged")
+    run("another run", kill_at=17, label="another run cut")
+    if dist.main:
+        prepare(folder, "mixed", "diloco cut")
+        shutil.copy(checkpoint.path_of(folder / "another run" / "rank-00001", CUT), folder / "mixed" / "rank-00001")
+    run("mixed")
+    run("from ddp", source="ddp")
+    run("to ddp", "ddp", source="diloco cut")
+    run("other every", source="diloco cut", every=7)
+    run("restart", spoil=[(1, 13)])
+    run("skip", spoil=[(1, 9)], nan_policy="skip")
+    run("stop", spoil=[(1, 19)], nan_policy="stop")
+    run("thrice", spoil=[(1, 15), (0, 17), (1, 20)])
+    run("fp16 restart", "fp16", spoil=[(1, 15)])
+    run("lost", kill_at=17, by=RuntimeError("gloo: Connection closed by peer"))
+
+
+def three(dist, folder):
+    train(dist, folder, "on three", source="diloco cut")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of all runs."""
+    folder = tmp_path_factory.mktemp("sync")
+    with tokens.ShardWriter(folder, "train", 65) as writer:
+        writer.write(np.random.default_rng(0).integers(0, 65, 1600))
+    together(2, two, folder)
+    together(3, three, folder)
+    train(Session(), folder, "on one", source="diloco cut")
+    return folder
+
+
+def told(runs, label, size=2):
+    """What each rank has seen in a run."""
+    return [json.loads((runs / f"{label}.{rank}.json").read_text()) for rank in range(size)]
+
+
+def column(run, name, after=0):
+    return [row[name] for row in run["rows"] if row["step"] > after and name in row]
+
+
+def stored(runs, name, step):
+    return checkpoint.read(checkpoint.path_of(runs / name, step))
+
+
+def test_validation_average_and_checkpoints_are_of_the_agreed_weights(runs):
+    first, second = told(runs, "diloco")
+    assert column(first, "val_loss") == column(second, "val_loss") and first["seen"] == second["seen"]
+    assert len(first["seen"]) == STEPS // CUT + 1 and len({agreed for _, agreed in first["seen"]}) == STEPS // CUT + 1
+    for number, step in enumerate((6, 12, 16, 18, 24)):
+        average, agreed = first["seen"][number]
+        assert average != agreed
+        if step % CUT == 0:
+            state = stored(runs, "diloco", step)
+            assert crc(state["model"].values()) == agreed and crc(state["ema"].values()) == average
+        if step < STEPS:
+            locals_ = {run["weights"][step] for run in (first, second)}
+            assert len(locals_) == 2 and agreed not in locals_
+    assert first["local"] == second["local"] == first["agreed"] == second["agreed"] == first["seen"][-1][1]
+
+
+@pytest.mark.parametrize("method", ["diloco", "fp16"])
+def test_data_and_counts_are_those_of_ddp(runs, method):
+    for ours, theirs in zip(told(runs, method), told(runs, "ddp"), strict=True):
+        assert ours["windows"] == theirs["windows"] and len(ours["windows"]) == STEPS * WINDOWS // 2
+        assert column(ours, "epoch") == column(theirs, "epoch")
+        assert ours["progress"]["tokens"] == theirs["progress"]["tokens"] == STEPS * WINDOWS * 8
+        assert ours["progress"]["epoch_tokens"] == theirs["progress"]["epoch_tokens"] == (STEPS - 16) * WINDOWS * 8
+        (mean,), (exact,) = column(ours, "epoch_loss"), column(theirs, "epoch_loss")
+        assert mean == pytest.approx(exact, abs=0.1 if method == "diloco" else 1e-3)
+
+
+def test_gradients_in_half_the_bytes_train_as_exact_ones(runs):
+    first, second = told(runs, "fp16")
+    exact = column(told(runs, "ddp")[0], "loss")
+    assert column(first, "loss") == pytest.approx(exact, abs=2e-3) and column(first, "loss") != exact
+    assert first["weights"] == second["weights"] and first["local"] == second["local"]
+
+
+@pytest.mark.parametrize("method, how, step", [("diloco", "killed", CUT), ("diloco", "early", 1), ("diloco", "late", 9),
+                                               ("fp16", "killed", CUT), ("fp16", "late", 7)])
+def test_it_goes_on_bit_for_bit(runs, method, how, step):
+    for rank, (whole, rest) in enumerate(zip(told(runs, method), told(runs, f"{method} {how}"), strict=True)):
+        assert rest["weights"] == whole["weights"][step:] and rest["seen"] == whole["seen"][step // CUT:]
+        assert rest["windows"] == whole["windows"][step * WINDOWS // 2:] and rest["local"] == whole["local"]
+        assert column(rest, "loss", STEPS - 6) == column(whole, "loss", STEPS - 6)
+        assert (f"Se reanuda en el paso {step} desde" in rest["said"]) == (rank == 0)
+        assert "Cada proceso parte" not in rest["said"]
+    assert same(newest(runs / f"{method} {how}") | {"sync": None}, newest(runs / method) | {"sync": None})
+
+
+@pytest.mark.parametrize("method, when, step", [("diloco", "early", 1), ("diloco", "late", 9), ("fp16", "late", 7)])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(runs, method, when, step):
+    for run in told(runs, f"{method} stopped {when}"):
+        assert run["stopped"] == signal.SIGTERM and run["progress"]["step"] == step
+        assert run["progress"]["tokens"] == step * WINDOWS * 8
+
+
+def test_what_was_last_agreed_on_is_saved_when_a_rank_is_lost(runs):
+    first, second = told(runs, "lost")
+    assert first["fault"].endswith("ckpt-00000008.pt") and "ckpt-00000008.pt" not in second["fault"]
+    state = newest(runs / "lost")
+    assert state["progress"]["step"] == 8 and state["random"]["step"] == 8 and state["config"] == CONSTANTS["config"]
+    assert crc(state["model"].values()) == first["agreed"] == second["agreed"]
+    assert len({first["agreed"], first["local"], second["local"]}) == 3
+
+
+@pytest.mark.parametrize("label, size", [("damaged", 2), ("mixed", 2), ("from ddp", 2), ("to ddp", 2),
+                                         ("other every", 2), ("on three", 3), ("on one", 1)])
+def test_elsewhere_it_goes_on_from_the_agreed_weights(runs, label, size):
+    found = told(runs, label, size)
+    source = "ddp" if label == "from ddp" else "diloco"
+    state = stored(runs, source, CUT)
+    assert {run["begun"] for run in found} | {run["weights"][0] for run in found} == {crc(state["model"].values())}
+    assert f"Se reanuda en el paso {CUT} desde" in found[0]["said"]
+    parts = "Cada proceso parte de los pesos acordados" in found[0]["said"]
+    assert parts == (label not in ("to ddp", "on one")), found[0]["said"]
+    assert ("rank-00001/ckpt-00000006.pt': el registro" in found[-1]["said"]) == (label == "damaged")
+    order, exact = ([sorted(sum((run["windows"][step * WINDOWS // len(group):(step + 1) * WINDOWS // len(group)]
+                                 for run in group), [])) for step in steps]
+                    for group, steps in ((found, range(STEPS - CUT)), (told(runs, "ddp"), range(CUT, STEPS))))
+    assert order == exact
+    assert {run["progress"]["tokens"] for run in found} == {STEPS * WINDOWS * 8}
+    assert len({run["local"] for run in found}) == 1 and np.isfinite(column(found[0], "loss")).all()
+
+
+def test_a_nan_on_one_rank_brings_back_the_agreed_weights_there_alone(runs):
+    clean, found = told(runs, "diloco"), told(runs, "restart")
+    # The NaN of step 7 is heard of after step 9, and what has left meanwhile arrives after step 10.
+    assert found[0]["weights"][:10] == clean[0]["weights"][:10]
+    assert found[1]["weights"][:7] == clean[1]["weights"][:7] and found[0]["common"][7] == clean[0]["common"][7]
+    assert [run["weights"][7] == run["common"][7] for run in found] == [False, True]
+    for run in found:
+        assert len(run["events"]) == 1 and "rango 1" in run["events"][0] and "pesos acordados" in run["events"][0]
+        assert run["events"][0].startswith("7: ") and run["progress"]["lr_scale"] == 0.5 and not run["fault"]
+        assert [lr * step for step, lr in zip(range(1, 25), column(run, "lr"), strict=True)] == pytest.approx(
+            [1e-2] * 9 + [0.5e-2] * (STEPS - 9))
+        assert column(run, "loss") == column(found[0], "loss") and column(run, "loss")[-1] < column(run, "loss")[0]
+    assert found[0]["local"] == found[1]["local"]
+
+
+def test_a_nan_on_one_rank_is_skipped(runs):
+    for run in told(runs, "skip"):
+        assert len(run["events"]) == 1 and "se salta" in run["events"][0] and run["progress"]["lr_scale"] == 1.0
+        assert run["progress"]["step"] == STEPS and not run["fault"]
+    assert all(torch.isfinite(tensor).all() for name in ("restart", "skip", "fp16 restart")
+               for tensor in newest(runs / name)["model"].values())
+
+
+@pytest.mark.parametrize("label, step, times", [("stop", 10, ""), ("thrice", 10, " por 3.ª vez")])
+def test_nans_that_do_not_end_stop_all_ranks_and_name_the_checkpoint(runs, label, step, times):
+    for run in told(runs, label):
+        assert f"no es finito en el paso {step} " in run["fault"] and times in run["fault"]
+        assert run["fault"].endswith("ckpt-00000006.pt") and len(run["events"]) == (2 if times else 0)
+        assert run["progress"]["step"] == step + 2
+
+
+def test_a_nan_in_half_the_bytes_restores_all_ranks(runs):
+    found = told(runs, "fp16 restart")
+    for run in found:
+        assert len(run["events"]) == 1 and "ckpt-00000006.pt" in run["events"][0] and run["progress"]["lr_scale"] == 0.5
+        assert run["local"] == found[0]["local"] and np.isnan(column(run, "loss")).sum() == 1
+    for rank in range(2):
+        own = checkpoint.read(checkpoint.found(runs / "fp16 restart" / f"rank-{rank:05d}")[0])["own"]
+        assert all(torch.isfinite(residual).all() and residual.any() for residual in own["residuals"])
+
+
+def test_an_own_file_that_cannot_be_written_is_said_and_no_more(tmp_path, capsys):
+    (tmp_path / "rank-00001").touch()  # where its folder would be
+    keeper = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2), background=True)
+    for step in (5, 6):
+        keeper.save(step, {"sync": {}}, own={"local": torch.ones(3)}, interrupted=step == 6)
+    keeper.finish()
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and all("[rango 1] Aviso: no se pudo guardar" in line for line in said)
+    assert all("será desde los pesos acordados" in line for line in said)
+
+
+def test_the_script_ends_when_a_rank_has_nothing_but_nans_and_hands_out_the_agreed_weights(book, tmp_path):
+    command = [ROOT / "train_gpt2_spanish.py", "--preset", "demo", "--n-layer", 1, "--n-embd", 32, "--n-head", 2,
+               "--seq-len", 32, "--vocab-size", 400, "--sample-length", 0, "--batch-size", 2, "--max-steps", 20,
+               "--dataset-name", book, "--distributed", "--sync", "diloco", "--sync-every", 10, "--checkpoint-freq", 5]
+    outputs = run_ranks(command, [tmp_path] * 2, AURA_INJECT_NAN="1:7,1:8,1:9")
+    for code, output in outputs:
+        assert code == 3 and "Traceback" not in output, output
+        assert "paso 9 (pérdida o gradiente no finitos en el rango 1) por 3.ª vez" in output
+        assert "último punto de control: checkpoints/ckpt-00000005.pt" in output
+    assert "AVISO, paso 7" in outputs[0][1] and "Sincronización diloco: cada proceso da 10 pasos" in outputs[0][1]
+
+    for code, output in run_ranks([*command, "--max-steps", 5, "--output", "otra.pth"], [tmp_path] * 2):
+        assert code == 0, output
+    agreed = checkpoint.read(checkpoint.path_of(tmp_path / "checkpoints", 5))["model"]
+    written = torch.load(tmp_path / "otra.pth", weights_only=True)
+    assert all(torch.equal(agreed[name], tensor) for name, tensor in written.items())
+
+
+@pytest.mark.parametrize("words, pieces", [
+    (["--sync", "dilocco"], ["--sync", "'dilocco'", "¿quiso decir 'diloco'?"]),
+    (["--sync-every", "0"], ["--sync-every", "0", "desde 1"]),
+    (["--sync-every", "diez"], ["--sync-every", "'diez'"]),
+])
+def test_bad_input_is_one_line_with_the_way_out(words, pieces):
+    parser = Parser()
+    add_distributed(parser)
+    with pytest.raises(UserError) as problem:
+        parser.parse_args(words)
+    assert all(piece in str(problem.value) for piece in pieces) and "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("method", ["fp16", "diloco"])
+def test_shards_are_exact_only(method):
+    args = SimpleNamespace(fsdp=True, sync=method, dist_timeout=5.0)
+    with pytest.raises(UserError, match=f"--sync {method}: cada .* el modelo entero.*quite --sync"), \
+            distributed.session(args):
+        pass

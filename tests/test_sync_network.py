@@ -1,0 +1,123 @@
+"""--sync between machines on slow links that fail: each with its own address and its own folders."""
+
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from aura import checkpoint
+from tests.hosts import Switch, limits_work
+from tests.support import ROOT, corpus_text, run
+
+SCRIPT = ROOT / "train_gpt2_spanish.py"
+SMALL = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32", "--vocab-size",
+         "400", "--sample-length", "0", "--log-interval", "1", "--batch-size", "2", "--dropout", "0"]
+DILOCO = ["--distributed", "--sync", "diloco", "--sync-every", "10"]
+ENDLESS = [*DILOCO, "--max-steps", "1000000", "--checkpoint-freq", "20", "--dist-timeout", "6"]
+
+pytestmark = pytest.mark.skipif(not limits_work(), reason="limited links need root, iproute2 (ip, tc) and nftables")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with the data."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "libro.txt").write_text(corpus_text(), encoding="utf-8")
+    assert run([SCRIPT, *SMALL, "--prepare", "--dataset-name", folder / "libro.txt"], folder)[0] == 0
+    return folder / "Data"
+
+
+class Machines:
+    """The script on machines that are 50 Mbit/s away from the switch, each in its own folder."""
+
+    def __init__(self, folder, prepared, options, hosts=2, mbit=50):
+        self.folders = [folder / f"pc{host}" for host in range(hosts)]
+        self.command = [SCRIPT, *SMALL, *options, "--data-dir", prepared]
+        self.mbit = mbit
+
+    def __enter__(self):
+        with ExitStack() as stack:
+            self.switch = stack.enter_context(Switch(len(self.folders)))
+            for host, folder in enumerate(self.folders):
+                folder.mkdir()
+                self.switch.limit(host, self.mbit)
+            self.processes = self.switch.start(stack, self.command, self.folders)
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *problem):
+        return self.stack.__exit__(*problem)
+
+    def send(self, rank, number):
+        os.killpg(self.processes[rank].child.pid, number)
+
+
+def last_good(folder, output):
+    """The checkpoint in `folder` that the last line of an output names."""
+    named = re.search(r"último punto de control: checkpoints/ckpt-(\d{8})\.pt$", output.strip())
+    assert named, output[-2000:]
+    state = checkpoint.read(checkpoint.path_of(folder / "checkpoints", int(named[1])))
+    assert state["progress"]["step"] == int(named[1]) and state["sync"]["method"] == "diloco"
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+    return state
+
+
+def shown(output):
+    """The last step that a console told of."""
+    return int(re.findall(r"paso (\d+)/", output)[-1])
+
+
+def test_three_machines_wait_for_one_that_stops_and_for_a_cable_that_is_put_back(prepared, tmp_path):
+    with Machines(tmp_path, prepared, [*DILOCO, "--max-steps", "250"], hosts=3) as machines:
+        first = machines.processes[0]
+        first.wait_for("paso 20/")
+        machines.send(1, signal.SIGSTOP)
+        time.sleep(2)
+        machines.send(1, signal.SIGCONT)
+        first.wait_for("paso 60/")
+        machines.switch.unplug(2)
+        time.sleep(5)
+        machines.switch.plug(2)
+        results = [process.finish() for process in machines.processes]
+    for rank, (code, output) in enumerate(results):
+        assert code == 0 and f"[rango {rank}] Todos los procesos completaron el entrenamiento" in output, output
+    assert shown(results[0][1]) == 250 and "validación" in results[0][1]
+
+
+@pytest.mark.parametrize("lost", ["cable", 1, 0])
+def test_who_is_left_saves_what_was_last_agreed_on(prepared, tmp_path, lost):
+    with Machines(tmp_path, prepared, ENDLESS) as machines:
+        machines.processes[0].wait_for("paso 47/")
+        if lost == "cable":
+            machines.switch.unplug(1)
+        else:
+            machines.send(lost, signal.SIGKILL)
+        results = [process.finish(60) for process in machines.processes]
+    reached = shown(results[0][1])
+    for rank, (code, output) in enumerate(results):
+        if rank == lost:
+            continue
+        assert code == 3 and "Traceback" not in output and "se ha perdido la comunicación" in output, output
+        assert f"no contestan los rangos {1 - rank} " in output
+        step = last_good(machines.folders[rank], output)["progress"]["step"]
+        assert 0 <= step - reached <= 1 if rank == 0 else abs(step - reached) <= 4
+        others = [checkpoint.step_of(path) for path in checkpoint.found(machines.folders[rank] / "checkpoints")[1:]]
+        assert others == [] if rank else others[0] == reached // 20 * 20 < step
+    if lost == 0:  # and the other goes on alone
+        code, output = run([SCRIPT, *SMALL, "--data-dir", prepared, "--max-steps", step + 2], machines.folders[1])
+        assert code == 0 and f"Se reanuda en el paso {step} desde" in output, output
+
+
+def test_auto_measures_a_slow_link_and_all_take_diloco(prepared, tmp_path):
+    with Machines(tmp_path, prepared, ["--distributed", "--max-steps", "4", "--sync-every", "2"], mbit=1) as machines:
+        results = [process.finish() for process in machines.processes]
+    assert [code for code, _ in results] == [0, 0], results
+    assert re.search(r"^Red: \d.*Mbit/s, .*; un paso: .*; los gradientes pesan \d.* MB\.$", results[0][1], re.M)
+    assert re.search(r"^--sync auto elige diloco \(.*ddp.*fp16.*una sola máquina.*\): ", results[0][1], re.M)
+    for folder in machines.folders:
+        assert checkpoint.found(folder / "checkpoints" / f"rank-{machines.folders.index(folder):05d}")
+    assert "--sync auto" not in results[1][1]
