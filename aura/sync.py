@@ -95,9 +95,9 @@ class Exact:
 def make(args, dist, module, measure):
     """The sync that the arguments ask for. measure() -> (name, lines): for auto on several machines, called on all
     ranks, the method to take and what to print."""
-    method = args.sync
     if not dist.grouped or dist.world_size == 1 or dist.sharded:
         return Exact(dist)
+    method = args.sync
     if method == "auto":
         method = "ddp"
         if len(set(dist.addresses())) > 1:

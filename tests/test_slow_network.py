@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from aura.sync import SYNC_EVERY
 from tests.support import ROOT
 
 NAMES = ("loader", "measure", "slow_network", "slow_network_peers", "train_script")
@@ -195,5 +196,5 @@ def test_command_lines_are_those_of_the_script(slow, tmp_path):
         assert parsed.sync == (method if method in ("ddp", "fp16", "diloco", "auto") else "auto")
     words = slow.quality_words(args, tmp_path, "diloco", 3, 1464)
     parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
-    assert (parsed.seed, parsed.sync_every, parsed.eval_interval, parsed.max_steps) == (3, 100, 97, 1464)
+    assert (parsed.seed, parsed.sync_every, parsed.eval_interval, parsed.max_steps) == (3, SYNC_EVERY, 97, 1464)
     assert slow.sizes(args)["gradient_mb"] > 50
