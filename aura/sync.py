@@ -115,7 +115,6 @@ def make(args, dist, module, measure):
     return Exact(dist, method)
 
 
-
 def name_run(dist):
     """A name that no other run has, the same on all ranks: what was saved together bears it."""
     return dist.broadcast_tree(secrets.token_hex(8))

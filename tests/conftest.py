@@ -3,11 +3,14 @@
 One thread each: several tests and their children share two cores, and spinning threads cost more than they give.
 """
 
+import importlib
+import sys
+
 import pytest
 import torch
 
 from aura import extension
-from tests.support import corpus_text
+from tests.support import ROOT, corpus_text
 
 torch.set_num_threads(1)
 # A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
@@ -35,3 +38,15 @@ def book(tmp_path):
     path = tmp_path / "libro.txt"
     path.write_text(corpus_text(), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """benchmark(name) gives a module of benchmarks/; sys.path and sys.modules are put back afterwards."""
+    names = [path.stem for path in (ROOT / "benchmarks").glob("*.py")]
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)

@@ -86,6 +86,22 @@ class Fork:
         self._status.close()
 
 
+class Notes:
+    """A reporter that remembers. rows: of log(), each with its step. events: 'STEP: TEXT'."""
+
+    def __init__(self):
+        self.rows, self.events = [], []
+
+    def count(self, tokens, seconds):
+        pass
+
+    def log(self, step, **values):
+        self.rows.append({"step": step, **values})
+
+    def event(self, step, text):
+        self.events.append(f"{step}: {text}")
+
+
 class Process:
     """A child in a session of its own whose whole group is killed when the block ends.
 

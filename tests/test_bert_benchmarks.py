@@ -2,9 +2,7 @@
 measure."""
 
 import argparse
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +12,6 @@ from safetensors.torch import save_file
 
 from aura import pretrained, squad, wordpiece
 from aura.models import bert
-from tests.support import ROOT
-
-NAMES = ("bert_quality", "bert_training", "loader", "measure", "train_script")
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """load(name) gives a benchmark as a module; sys.path and sys.modules are put back afterwards."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    for name in NAMES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module
-    for name in NAMES:
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +35,9 @@ def job(model, tmp_path):
             "folder": str(tmp_path), "padding": "fixed", "check": True, "epoch_steps": 10}
 
 
-def test_a_contestant_waits_works_and_dies(load, job, tmp_path):
+def test_a_contestant_waits_works_and_dies(benchmark, job, tmp_path):
     """Our script itself in a process: its first losses are those of the module on the batches that others get."""
-    training = load("bert_training")
+    training = benchmark("bert_training")
     ours = training.Contestant(training.OURS, tmp_path, job, padding="fixed", check=True)
     try:
         [((seconds, _), losses)] = ours.wait()
@@ -96,9 +80,9 @@ class Still:
         self.stopped = True
 
 
-def test_losses_must_agree(load):
+def test_losses_must_agree(benchmark):
     """Of two processes the mean counts; a loss that is another, or none, rejects the result and stops all."""
-    training = load("bert_training")
+    training = benchmark("bert_training")
     playing = [Still("a", losses=(4.0, 3.0)), Still("b", losses=(3.5, 2.5), members=2)]
     assert training.check(playing) == [[4.0, 3.0], [4.0, 3.0]] and all(one.stopped for one in playing)
     for losses in ((4.0, 3.001), (float("nan"), 3.0)):
@@ -108,9 +92,9 @@ def test_losses_must_agree(load):
         assert all(one.stopped for one in playing)
 
 
-def test_rows_of_ddp(load, monkeypatch):
+def test_rows_of_ddp(benchmark, monkeypatch):
     """Against one process, or two that exchange nothing, the ratio is the speed-up of two; against a peer it is not."""
-    training = load("bert_training")
+    training = benchmark("bert_training")
     seconds = {training.OURS: 1.1, training.LIGHTNING: 1.2, training.CONTROL: 1.0, training.ALONE: 0.9}
     made = []
 
@@ -128,8 +112,8 @@ def test_rows_of_ddp(load, monkeypatch):
     assert all(one.stopped and one.turns == [2, None, None, None] for one in made)
 
 
-def test_the_answers_place(load):
-    quality = load("bert_quality")
+def test_the_answers_place(benchmark):
+    quality = benchmark("bert_quality")
     context = "el gato negro duerme"
     offsets = [(0, 0), (0, 3), (0, 0), (0, 2), (3, 7), (8, 10), (10, 13), (14, 20), (0, 0)]
     parts = [None, 0, None, 1, 1, 1, 1, 1, None]
@@ -140,8 +124,8 @@ def test_the_answers_place(load):
     assert quality.answer_place(cut, offsets[:6], parts[:6]) == (0, 0), "not whole inside"
 
 
-def test_other_windows_are_refused(load, model):
-    quality = load("bert_quality")
+def test_other_windows_are_refused(benchmark, model):
+    quality = benchmark("bert_quality")
     found = squad.features(squad.read(squad.SAMPLE)[0][:5], wordpiece.load(model), 96, 20)
     theirs = {"input_ids": [row.tolist() for row in np.split(found.ids, found.offsets[1:-1])],
               "positions": list(zip(found.start.tolist(), found.end.tolist(), strict=True))}
@@ -154,9 +138,9 @@ def test_other_windows_are_refused(load, model):
         quality.same_windows(theirs, found)
 
 
-def test_quality_of_both(load, model, monkeypatch, tmp_path, capsys):
+def test_quality_of_both(benchmark, model, monkeypatch, tmp_path, capsys):
     """Each seed starts both from the same head, and the commands are those that the two programs take."""
-    quality = load("bert_quality")
+    quality = benchmark("bert_quality")
     heads = {}
 
     def run(command, log, running):
@@ -183,8 +167,8 @@ def test_quality_of_both(load, model, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["bert_training", "bert_quality"])
-def test_bad_arguments(load, name, tmp_path, capsys):
+def test_bad_arguments(benchmark, name, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
-        load(name).main(["--model", str(tmp_path), "--dataset", str(squad.SAMPLE)])
+        benchmark(name).main(["--model", str(tmp_path), "--dataset", str(squad.SAMPLE)])
     assert stopped.value.code == 2
     assert "falta config.json, vocab.txt, model.safetensors" in capsys.readouterr().err

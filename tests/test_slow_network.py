@@ -1,28 +1,18 @@
 """The benchmark of slow networks: what it measures between, what its rows and tables say; not what it measures."""
 
 import argparse
-import importlib
 import json
-import sys
 import time
 
 import pytest
 
 from aura.sync import SYNC_EVERY
-from tests.support import ROOT
-
-NAMES = ("loader", "measure", "slow_network", "slow_network_peers", "train_script")
 
 
 @pytest.fixture
-def slow(monkeypatch):
-    """The benchmark as a module; sys.path and sys.modules are put back afterwards."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    for name in NAMES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module("slow_network")
-    for name in NAMES:
-        sys.modules.pop(name, None)
+def slow(benchmark):
+    """The benchmark as a module."""
+    return benchmark("slow_network")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
-from tests.support import ROOT, run_ranks
+from tests.support import ROOT, Notes, run_ranks
 from tests.test_diloco import together
 from tests.test_fsdp import newest, next_token_loss, same
 
@@ -33,22 +33,6 @@ CONSTANTS = {"config": asdict(CONFIG), "tokenizer": torch.zeros(1), "dataset": {
 
 class Killed(BaseException):
     """Ends a run as SIGKILL does: nothing is saved, and nobody is told."""
-
-
-class Notes:
-    """A reporter that remembers."""
-
-    def __init__(self):
-        self.rows, self.events = [], []
-
-    def count(self, tokens, seconds):
-        pass
-
-    def log(self, step, **values):
-        self.rows.append({"step": step, **values})
-
-    def event(self, step, text):
-        self.events.append(f"{step}: {text}")
 
 
 def crc(tensors):
