@@ -7,8 +7,10 @@ import io
 import json
 import math
 import os
+import select
 import shutil
 import signal
+import socket
 import sys
 import time
 import unicodedata
@@ -311,10 +313,14 @@ class Screen:
 
     def __init__(self, color):
         self.color, self.draw = color, None
+        # A signal that comes just before a plain sleep starts would be seen when that ends; one byte of it stays here.
+        self.reader, self.writer = socket.socketpair()
+        self.writer.setblocking(False)
 
     def __enter__(self):
-        if hasattr(signal, "sigtimedwait"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+        self.before = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
+        if hasattr(signal, "SIGWINCH"):
+            signal.signal(signal.SIGWINCH, lambda *_: None)  # only signals with a handler leave their byte
         sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J")
         return self
 
@@ -324,8 +330,11 @@ class Screen:
             if self.draw:  # the last figures stay to be read
                 Pipe(self.color).show(self.draw)
             sys.stdout.flush()
-        if hasattr(signal, "sigtimedwait"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGWINCH})
+        signal.set_wakeup_fd(self.before)
+        if hasattr(signal, "SIGWINCH"):
+            signal.signal(signal.SIGWINCH, signal.SIG_DFL)
+        self.reader.close()
+        self.writer.close()
 
     def show(self, draw):
         """Draw what draw(width) gives, as much as there is room for; the findings go before the rest."""
@@ -346,10 +355,10 @@ class Screen:
         """Until the next sample; draws anew when the window changes."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if not hasattr(signal, "sigtimedwait"):
-                time.sleep(left)
-            elif signal.sigtimedwait({signal.SIGWINCH}, left) is not None:
-                self.show(self.draw)
+            if select.select([self.reader], [], [], left)[0]:
+                self.reader.recv(4096)
+                if self.draw:
+                    self.show(self.draw)
 
 
 def paint(text, style, color):

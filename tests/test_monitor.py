@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
@@ -360,3 +361,21 @@ def test_a_terminal_is_restored_when_it_is_told_to_end(tmp_path):
         assert terminal.leave(terminal.child.terminate) == 143
         assert "\x1b[1m" not in terminal.output and "\x1b[0m" not in terminal.output
         assert_restored(terminal)
+
+
+def test_a_signal_that_interrupts_no_call_ends_the_wait(capsys):
+    """As one that comes just before the wait starts: here another thread receives it."""
+    def send():
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, monitor.leave)
+    try:
+        started = time.monotonic()
+        threading.Thread(target=send).start()
+        with dashboard.Screen(color=False) as screen, pytest.raises(SystemExit, match="143"):
+            screen.wait(2 * LIMIT)
+        assert time.monotonic() - started < LIMIT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.set_wakeup_fd(-1) == -1 and signal.getsignal(signal.SIGWINCH) == signal.SIG_DFL
