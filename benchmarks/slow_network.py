@@ -586,15 +586,17 @@ def draw(result, path):
 
     quality = "summary" in result
     figure, axes = plt.subplots(1, 2 if quality and result["summary"]["tokens_per_s"] else 1, figsize=(10, 5),
-                                sharey=True, squeeze=False)
+                                sharey=True, squeeze=False, layout="constrained")
     if quality:
         draw_losses(result, axes[0])
     else:
         draw_speeds(result, axes[0][0])
-    axes[0][0].legend()
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False,
+                  columnspacing=1.2, handlelength=1.2)
     for each in axes[0]:
         each.grid(axis="y", alpha=0.3)
-    figure.tight_layout()
+        each.set_axisbelow(True)
     figure.savefig(path, format="png", dpi=110)
     plt.close(figure)
 
