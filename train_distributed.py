@@ -154,7 +154,7 @@ def train(args, dist, task, clock):
     """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code. clock: for loop.train."""
     precision = pretrain.choose_precision(args.precision, dist.device)
     pretrain.require_memory(task.config, dist.device, dist.shards)
-    ops.use(args.attention)
+    ops.use(args.attention, dist.device)
     module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
     if not dist.sharded:
         dist.broadcast_weights(module)

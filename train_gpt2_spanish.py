@@ -81,7 +81,7 @@ def main():
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         pretrain.require_memory(config, dist.device, dist.shards)
-        ops.use(args.attention)
+        ops.use(args.attention, dist.device)
         model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
         optimizer = optim.adamw(model, args.lr, args.weight_decay)
 

@@ -293,7 +293,7 @@ def main():
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         show_plan(args, job_of(args, config, card), card, data.tokens("train"), dist.print)
     tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
-    ops.use(args.attention)
+    ops.use(args.attention, dist.device)
     return run_within_memory(args, dist, data, dataclasses.replace(config, vocab_size=data.vocab_size))
 
 

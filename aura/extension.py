@@ -5,8 +5,9 @@
     AURA_BUILD_DIR=DIR     where builds are kept (default: ~/.cache/aura)
     CXX=COMPILER           compiler to use (default: the first of g++, c++, clang++)
 
-It holds the token loader and, where torch is there to build against, the torch operators of csrc/ops*.cpp. setup.py
-reads this file alone, in an environment that may lack torch: only the standard library is imported here.
+It holds the token loader and, where torch is there to build against, the torch operators of csrc/ops*.cpp with their
+CPU kernels; those for a GPU are in aura/cuda_extension.py. setup.py reads this file alone, in an environment that may
+lack torch: only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -101,7 +103,7 @@ def _version(torch: Torch | None) -> str:
 
 
 def _is_clang(compiler: list[str]) -> bool:
-    return "clang" in _output([*compiler, "--version"])
+    return "clang" in output_of([*compiler, "--version"])
 
 
 def _include_flags(torch: Torch | None) -> list[str]:
@@ -157,15 +159,15 @@ def link_flags() -> list[str]:
     return flags
 
 
-def source_hash() -> str:
-    """sha256 over the names and contents of everything in csrc/ that a compiler may read."""
+def source_hash(suffixes: tuple[str, ...] = (".cpp", ".h", ".inl")) -> str:
+    """sha256 over the names and contents of everything in csrc/ that a C++ compiler may read, or nvcc."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in CSRC.rglob("*") if p.suffix in (".cpp", ".h", ".inl", ".cu", ".cuh")):
+    for path in sorted(p for p in CSRC.rglob("*") if p.suffix in suffixes):
         digest.update(path.relative_to(CSRC).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _output(command: list[str]) -> str:
+def output_of(command: list[str]) -> str:
     """What a version query prints, or "" when the command is absent or fails: then it is simply another key."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
@@ -204,10 +206,15 @@ def build_key(compiler: list[str]) -> str:
     parts = {
         "sources, flags and torch": _ninja_file(compiler, native=True),
         "python": [sys.version, sysconfig.get_config_var("SOABI")],
-        "compiler": _output([*compiler, "--version"]),
-        "cuda": _output([nvcc, "--version"]) if nvcc else "none",
+        "compiler": output_of([*compiler, "--version"]),
+        "cuda": output_of([nvcc, "--version"]) if nvcc else "none",
         "machine": [platform.machine(), _instruction_sets()],
     }
+    return digest(parts)
+
+
+def digest(parts: object) -> str:
+    """A name for the folder of a build that these parts decide."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
@@ -239,13 +246,17 @@ def _locked(path: Path):
         yield
 
 
+def quoted(words: list[str]) -> str:
+    """A command of a ninja file."""
+    return shlex.join(words).replace("$", "$$")
+
+
+def escaped(path: Path) -> str:
+    """A path in a ninja file."""
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
 def _ninja_file(compiler: list[str], native: bool) -> str:
-    def quoted(words: list[str]) -> str:
-        return shlex.join(words).replace("$", "$$")
-
-    def escaped(path: str) -> str:
-        return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
     lines = [
         "rule compile",
         f"  command = {quoted(compiler)} $flags -c $in -o $out",
@@ -256,7 +267,7 @@ def _ninja_file(compiler: list[str], native: bool) -> str:
     compiled = units(compiler, native)
     for unit in reversed(compiled):  # begun in this order: what takes longest first
         lines += [
-            f"build {unit.object}: compile {escaped(str(ROOT / unit.source))}",
+            f"build {unit.object}: compile {escaped(ROOT / unit.source)}",
             f"  flags = {quoted(unit.flags)}",
         ]
     lines.append(f"build {OUTPUT}: link {' '.join(unit.object for unit in compiled)}")
@@ -288,14 +299,18 @@ def _run_ninja(ninja: str, folder: Path) -> None:
 
 
 def build(compiler: list[str], target: Path, native: bool) -> None:
-    """Build beside `target`, flush, rename: what bears the final name is whole."""
+    run_build(_ninja_file(compiler, native), OUTPUT, target)
+
+
+def run_build(rules: str, output: str, target: Path) -> None:
+    """Build the file `output` of a ninja file beside `target`, flush, rename: what bears the final name is whole."""
     ninja = _ninja()
     for leftover in target.parent.glob("tmp-*"):
         # A killed builder's compiler may still be writing there: what cannot go now goes with the next build.
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=target.parent, ignore_cleanup_errors=True) as folder:
-        built = Path(folder, OUTPUT)
-        Path(folder, "build.ninja").write_text(_ninja_file(compiler, native))
+        built = Path(folder, output)
+        Path(folder, "build.ninja").write_text(rules)
         _run_ninja(ninja, Path(folder))
         with open(built, "rb+") as file:
             os.fsync(file.fileno())
@@ -338,7 +353,7 @@ def _ahead_of_time() -> Path | None:
 
 def _remove_unused_builds(newest: Path) -> None:
     """Remove what nobody has loaded for long; to load a build is to touch it."""
-    for built in newest.parent.parent.glob("[0-9a-f]" * 20 + "/" + OUTPUT):
+    for built in newest.parent.parent.glob("[0-9a-f]" * 20 + "/" + newest.name):
         if time.time() - built.stat().st_mtime > UNUSED_BUILD_S:
             shutil.rmtree(built.parent, ignore_errors=True)
 
@@ -347,12 +362,17 @@ def _just_in_time() -> Path:
     if not CSRC.is_dir():
         raise Unavailable("se instaló sin compilar y sin sus fuentes (reinstala con un compilador de C++)")
     compiler = find_compiler()
-    target = _build_root() / build_key(compiler) / OUTPUT
+    return built_once(build_key(compiler), OUTPUT, lambda target: build(compiler, target, native=True))
+
+
+def built_once(key: str, output: str, make: Callable[[Path], None]) -> Path:
+    """The file `output` of the build of this key; make(its path) where there is none, one process at a time."""
+    target = _build_root() / key / output
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.parent / "lock"):
             if not target.exists():
-                build(compiler, target, native=True)
+                make(target)
                 _remove_unused_builds(target)
     with suppress(OSError):  # another user's, or read only
         os.utime(target)

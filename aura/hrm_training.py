@@ -173,7 +173,7 @@ def run(parser, presets):
 def train(args, dist, data, config):
     """Build the model and train it; returns the exit code."""
     pretrain.require_memory(config, dist.device, dist.shards)
-    ops.use(args.attention)
+    ops.use(args.attention, dist.device)
     model = dist.build(lambda: hrm.HRM(config), lambda model: model.init_weights(args.seed))
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)

@@ -17,44 +17,49 @@ from aura import extension
 from aura.errors import UserError
 
 CHOICES = ("auto", "fused", "sdpa", "reference")
-KERNEL_DEVICES = ("cpu",)
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 KERNEL_WIDTH = 256  # of an attention head, at most
+GPU_NORM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+GPU_ATTENTION_DTYPES = (torch.bfloat16, torch.float16)
+GPU_WIDTHS = (32, 64, 96, 128)  # of an attention head
 LOGITS_BYTES = 512 << 20
 
 _choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others
 _fused = None  # the package of our kernels, once loaded
+_gpu = False  # whether tensors on a GPU go to our kernels too, those that they take
 
 
-def use(choice="auto"):
+def use(choice="auto", device="cpu"):
     """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
 
-    auto is fused where the extension can be built, else sdpa. Builds and loads the extension if need be. Tensors our
-    kernels do not take (float16, heads wider than 256, other devices) go to torch's in any case. Returns the choice
-    that was made. Raises UserError where fused cannot be had.
+    auto is fused where the extension can be built, else sdpa; on a GPU it is sdpa, since nobody has measured yet where
+    ours are faster. Builds and loads the extension if need be, and for fused on a device "cuda" its kernels. Tensors
+    our kernels do not take (float16 on a CPU, heads wider than 256, other devices) go to torch's in any case. Returns
+    the choice that was made. Raises UserError where fused cannot be had.
     """
-    global _choice
+    global _choice, _gpu
     if choice not in CHOICES:
         raise UserError(f"--attention {choice!r}: se espera {', '.join(CHOICES)}")
+    gpu = choice == "fused" and torch.device(device).type == "cuda"
     if choice in ("auto", "fused"):
-        reason = _load()
+        reason = _load() or (_load_gpu() if gpu else None)
         if reason and choice == "fused":
             raise UserError(f"--attention fused: {reason}; use --attention auto o sdpa")
         choice = "sdpa" if reason else "fused"
-    _choice = choice
+    _choice, _gpu = choice, gpu
     return choice
 
 
 @contextlib.contextmanager
-def using(choice):
-    """use(choice) for the length of a block."""
-    global _choice
-    before = _choice
-    use(choice)
+def using(choice, device="cpu"):
+    """use(choice, device) for the length of a block."""
+    global _choice, _gpu
+    before = _choice, _gpu
+    use(choice, device)
     try:
         yield
     finally:
-        _choice = before
+        _choice, _gpu = before
 
 
 def _load():
@@ -70,11 +75,28 @@ def _load():
     return None
 
 
-def _takes(x):
-    """Whether our kernels are chosen and take tensors like x."""
+def _load_gpu():
+    """Load our kernels for a GPU; returns None, or why there are none."""
+    from aura import cuda_extension  # asks for a compiler and a toolkit that only this needs
+
+    try:
+        return cuda_extension.load()
+    except (extension.Unavailable, OSError) as problem:
+        return " ".join(str(problem).split())
+
+
+def _takes(x, on_gpu=()):
+    """Whether our kernels are chosen and take tensors like x; on_gpu: the dtypes that those of a GPU take."""
     if _choice is None:
         use()
-    return _choice == "fused" and x.device.type in KERNEL_DEVICES and x.dtype in KERNEL_DTYPES
+    if _choice != "fused":
+        return False
+    return x.dtype in KERNEL_DTYPES if x.device.type == "cpu" else _gpu and x.is_cuda and x.dtype in on_gpu
+
+
+def _takes_heads(q):
+    """Whether our kernels are chosen and take heads like those of q, [..., D]."""
+    return _takes(q, GPU_ATTENTION_DTYPES) and (q.shape[-1] in GPU_WIDTHS if q.is_cuda else q.shape[-1] <= KERNEL_WIDTH)
 
 
 def _seed(dropout):
@@ -93,7 +115,7 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
     hold every pair of tokens, the pairs of different entries. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if _takes(q) and q.shape[-1] <= KERNEL_WIDTH:
+    if _takes_heads(q):
         return _fused.attention.attention(q, k, v, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
     together = cu_seqlens is not None and not rows_apart
     mask = _mask(q, k, causal, lengths, cu_seqlens, together)
@@ -109,7 +131,7 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
 
 def attention_packed(qkv, **options):
     """attention() of one projection [B, T, 3, H, D] with q, k and v side by side, not copied. Returns [B, T, H, D]."""
-    if not _takes(qkv) or qkv.shape[-1] > KERNEL_WIDTH:
+    if not _takes_heads(qkv):
         return attention(*qkv.unbind(2), **options)
     options = {"causal": True, "scale": None, "dropout": 0.0, "lengths": None, "cu_seqlens": None, **options}
     options.pop("rows_apart", None)
@@ -157,14 +179,14 @@ def _written_out(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=
 
 def layer_norm(x, weight, bias, eps=1e-5):
     """Layer normalisation over the last axis (Ba et al. 2016). x: [..., C]; weight, bias: [C]. Returns [..., C]."""
-    if _takes(x):
+    if _takes(x, GPU_NORM_DTYPES):
         return _fused.norms.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x, weight, eps=1e-6):
     """Root mean square normalisation (Zhang and Sennrich 2019). x: [..., C]; weight: [C]. Returns [..., C]."""
-    if _takes(x):
+    if _takes(x, GPU_NORM_DTYPES):
         return _fused.norms.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -174,7 +196,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
 
     x, residual: [..., C]; weight, bias: [C]. Returns (layer_norm(new), new) with new = residual + dropout(x).
     """
-    if _takes(x):
+    if _takes(x, GPU_NORM_DTYPES):
         return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout))
     new = residual + F.dropout(x, dropout)
     return F.layer_norm(new, weight.shape, weight, bias, eps), new
@@ -182,7 +204,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
 
 def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
     """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
-    if _takes(x):
+    if _takes(x, GPU_NORM_DTYPES):
         return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout))
     new = residual + F.dropout(x, dropout)
     return F.rms_norm(new, weight.shape, weight, eps), new
@@ -269,10 +291,12 @@ def describe(device):
     """A short Spanish phrase for the log: what carries out attention, norms and loss on this device."""
     if _choice is None:
         use()
-    if _choice == "fused" and device.type in KERNEL_DEVICES:
+    if _choice == "fused" and device.type == "cpu":
         return f"atención, normas y pérdida: núcleos propios ({extension.load().cpu_isa()})"
+    if _gpu and device.type == "cuda":
+        return "atención y normas: núcleos propios de CUDA; pérdida: torch"
     names = {"reference": "la fórmula en torch", "sdpa": "scaled_dot_product_attention de torch"}
-    why = f" (sin núcleos propios en {device.type})" if _choice == "fused" else ""
+    why = f" (núcleos propios en {device.type}: solo con --attention fused)" if _choice == "fused" else ""
     return f"atención: {names.get(_choice, names['sdpa'])}{why}; normas y pérdida: torch"
 
 

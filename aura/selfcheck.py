@@ -3,6 +3,7 @@
 import torch
 
 from aura import backend, extension, ops
+from aura.errors import UserError
 
 ANGLES = torch.linspace(0, 40, 800).view(40, 20)
 TURNS = ANGLES.cos(), ANGLES.sin()
@@ -25,6 +26,8 @@ CASES = [
     ("linear_cross_entropy", lambda h, w: ops.linear_cross_entropy(h, w, torch.arange(33)), [(33, 64), (100, 64)]),
 ]
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+GPU_FAMILIES = ("attention", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+GPU_LIMITS = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def relative_error(got, exact):
@@ -34,18 +37,20 @@ def relative_error(got, exact):
 
 
 def outputs(function, inputs, seed):
-    """([result], its gradients by the inputs under a random gradient), computed with what ops is set to."""
+    """([result], its gradients by the inputs under a random gradient), computed with what ops is set to, where the
+    inputs are, and brought to the CPU."""
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     result = function(*inputs)
     direction = torch.randn(result.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return [result.detach()], torch.autograd.grad(result, inputs, direction.to(result.dtype))
+    gradients = torch.autograd.grad(result, inputs, direction.to(result))
+    return [result.detach().cpu()], [gradient.cpu() for gradient in gradients]
 
 
-def errors(function, shapes, dtype):
+def errors(function, shapes, dtype, device="cpu"):
     """Relative errors of result and gradients against the formula in float64, from inputs rounded to `dtype`."""
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    got = outputs(function, inputs, seed=2)
+    got = outputs(function, [tensor.to(device) for tensor in inputs], seed=2)
     with ops.using("reference"):
         exact = outputs(function, [tensor.double() for tensor in inputs], seed=2)
     return [relative_error(a, b) for a, b in zip(got, exact, strict=True)]
@@ -61,15 +66,34 @@ def main():
         print(f"Instrucciones: {module.cpu_isa()}; este procesador puede con {', '.join(module.cpu_isas())} "
               "(AURA_CPU_ISA=NOMBRE obliga a una)")
     print(f"En {device.type}: {ops.describe(device)}")
+    wrong = check(CASES, LIMITS, "cpu")
+    if torch.cuda.is_available():
+        wrong |= check_gpu()
+    print("Los errores son relativos, contra la fórmula en float64, en la CPU. "
+          + ("Hay núcleos que fallan: avise, y use --attention sdpa." if wrong else "Todo correcto."))
+    return int(wrong)
+
+
+def check_gpu():
+    """Check our CUDA kernels, which it builds; returns whether one is wrong."""
+    try:
+        ops.use("fused", "cuda")
+    except UserError as problem:
+        print(f"En la GPU no hay núcleos propios: {problem}")
+        return False
+    print(f"En {torch.cuda.get_device_name()}:")
+    return check([case for case in CASES if case[0].partition(",")[0] in GPU_FAMILIES], GPU_LIMITS, "cuda")
+
+
+def check(cases, limits, device):
+    """Print the errors of each case in each dtype; returns whether one is beyond its limit."""
     print(f"{'operación':26} {'tipo':9} {'error del resultado':>20} {'de los gradientes':>18}")
     wrong = False
-    for name, function, shapes in CASES:
-        for dtype, limit in LIMITS.items():
-            result, gradient = errors(function, shapes, dtype)
+    for name, function, shapes in cases:
+        for dtype, limit in limits.items():
+            result, gradient = errors(function, shapes, dtype, device)
             bad = not max(result, gradient) <= limit
             wrong |= bad
             print(f"{name:26} {str(dtype).removeprefix('torch.'):9} {result:20.1e} {gradient:18.1e}"
                   f"{'  MAL: más de ' + str(limit) if bad else ''}")
-    print("Los errores son relativos, contra la fórmula en float64, en la CPU. "
-          + ("Hay núcleos que fallan: avise, y use --attention sdpa." if wrong else "Todo correcto."))
-    return int(wrong)
+    return wrong

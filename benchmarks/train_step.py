@@ -67,7 +67,7 @@ class Contestant:
 
     def step(self, batch: torch.Tensor, dtype: str) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        with autocast(dtype):
+        with autocast(dtype, batch.device.type):
             loss = self.loss(self.model, batch)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
@@ -75,8 +75,8 @@ class Contestant:
         return norm
 
 
-def autocast(dtype: str):
-    return torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")
+def autocast(dtype: str, device: str = "cpu"):
+    return torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16")
 
 
 def our_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,10 @@
 
 #ifndef AURA_WITHOUT_TORCH
 #include "cpu/kernels.h"
+#include "cuda/kernels.h"
 
 namespace aura {
+void load_gpu_kernels(const cuda::Kernels* table);  // ops.cpp: for tensors on a GPU from now on
 std::vector<std::string> cpu_isas();  // ops.cpp: the instruction sets this processor has kernels for, best first
 }
 #endif
@@ -85,6 +87,8 @@ PYBIND11_MODULE(_C, m) {
 #ifndef AURA_WITHOUT_TORCH
   m.def("cpu_isa", [] { return aura::kernels().name; });
   m.def("cpu_isas", &aura::cpu_isas);
+  m.def("load_gpu_kernels",
+        [](uintptr_t table) { aura::load_gpu_kernels(reinterpret_cast<const aura::cuda::Kernels*>(table)); });
 #endif
 
   py::register_exception_translator([](std::exception_ptr error) {

@@ -1,4 +1,4 @@
-// The library of torch operators, torch.ops.aura, and the choice of the instruction set their CPU kernels are taken from.
+// The library of torch operators, torch.ops.aura, and the choice of the kernels that carry them out.
 #include <torch/library.h>
 
 #include <cstdlib>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "ops.h"
 
 TORCH_LIBRARY(aura, m) {
   static_cast<void>(m);  // each family declares its own operators
@@ -39,7 +40,17 @@ const Kernels& chosen() {
   throw std::invalid_argument(std::string("AURA_CPU_ISA=") + wanted + ": this processor runs " + names);
 }
 
+const cuda::Kernels* loaded_gpu_kernels = nullptr;
+
 }  // namespace
+
+void load_gpu_kernels(const cuda::Kernels* table) { loaded_gpu_kernels = table; }
+
+const cuda::Kernels* gpu_kernels(const at::Tensor& t, const char* op) {
+  if (t.is_cpu() && !(loaded_gpu_kernels && loaded_gpu_kernels->emulated)) return nullptr;
+  TORCH_CHECK(loaded_gpu_kernels != nullptr, op, ": the CUDA kernels are not loaded");
+  return loaded_gpu_kernels;
+}
 
 std::vector<std::string> cpu_isas() {
   std::vector<std::string> names;

@@ -2,13 +2,26 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <cmath>
 #include <optional>
 
-#include "cpu/dropout.h"
+#include "cuda/kernels.h"
+#include "dropout.h"
 
 namespace aura {
+
+// The kernels for a tensor on a GPU, null for one in host memory. An error where there are none.
+const cuda::Kernels* gpu_kernels(const at::Tensor& t, const char* op);
+
+// Queues work on the current stream of the tensor's GPU: queue(stream) returns null or why it could not.
+template <typename Queue>
+void on_gpu(const cuda::Kernels* kernels, const at::Tensor& t, const char* op, Queue queue) {
+  const c10::DeviceGuard guard(t.device());
+  const char* problem = queue(kernels->stream(t.is_cuda() ? t.get_device() : 0));
+  TORCH_CHECK(problem == nullptr, op, ": ", problem);
+}
 
 // The number of the tensor's element type in the tables of kernels.
 inline int kernel_type(const at::Tensor& t, const char* op) {

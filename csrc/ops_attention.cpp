@@ -1,4 +1,4 @@
-// aura::attention and its gradient on the CPU: checks, outputs, and the work shared out among threads.
+// aura::attention and its gradient: checks, outputs, and the work shared out among threads, or handed to the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -32,9 +32,12 @@ struct Options {
 // The kernels' view of one call; owns what it points to.
 struct Call {
   Tensor q, k, v;  // [B, T, H, D] with d contiguous
-  std::vector<Sequence> sequences;
   AttentionInputs inputs;
+  std::vector<Sequence> sequences;  // on the CPU
   int type;
+  const cuda::Kernels* gpu;  // null: the CPU
+  cuda::AttentionShape shape;
+  Tensor lengths, cu_seqlens;
 };
 
 Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
@@ -76,6 +79,32 @@ std::vector<Sequence> documents(int64_t rows, const Tensor& cu_seqlens) {
   return sequences;
 }
 
+// int64 on the device of q. Those in host memory have been checked; those of a GPU are taken as they are, since to look at
+// them is to wait for all that is queued.
+Tensor on_device(const OptionalTensor& t, const Tensor& q) {
+  return t.has_value() ? t->to(q.device(), at::kLong, /*non_blocking=*/true).contiguous() : Tensor();
+}
+
+bool in_host_memory(const OptionalTensor& t) { return !t.has_value() || t->is_cpu(); }
+
+// What the kernels of a GPU are told instead of sequences.
+void describe(Call* call, const Options& options) {
+  const Tensor& q = call->q;
+  TORCH_CHECK(q.device() == call->k.device() && q.device() == call->v.device(),
+              "attention: q, k, v must be on the same device");
+  TORCH_CHECK(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16, "attention: dtype ", q.scalar_type(),
+              " is not float16 or bfloat16, which the kernels of a GPU take");
+  call->lengths = on_device(options.lengths, q);
+  call->cu_seqlens = on_device(options.cu_seqlens, q);
+  cuda::AttentionShape& shape = call->shape;
+  shape.batch = q.size(0);
+  shape.keys = call->k.size(1);
+  shape.lengths = call->lengths.defined() ? call->lengths.const_data_ptr<int64_t>() : nullptr;
+  shape.cu_seqlens = call->cu_seqlens.defined() ? call->cu_seqlens.const_data_ptr<int64_t>() : nullptr;
+  shape.documents = call->cu_seqlens.defined() ? call->cu_seqlens.numel() - 1 : 0;
+  shape.half = q.scalar_type() == at::kHalf;
+}
+
 // [B, T, H, D] as one batch entry of B * T rows, a view wherever the strides allow.
 Tensor flattened(const Tensor& t) { return t.reshape({1, t.size(0) * t.size(1), t.size(2), t.size(3)}); }
 
@@ -91,12 +120,21 @@ Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Options& o
   TORCH_CHECK(!options.cu_seqlens.has_value() || (!options.lengths.has_value() && q.size(1) == k.size(1)),
               "attention: cu_seqlens excludes lengths and needs as many queries as keys");
   const bool packed = options.cu_seqlens.has_value();
-  Call call;
-  call.type = kernel_type(q, "attention");
+  Call call{};
+  call.gpu = gpu_kernels(q, "attention");
   call.q = with_contiguous_rows(packed ? flattened(q) : q);
   call.k = with_contiguous_rows(packed ? flattened(k) : k);
   call.v = with_contiguous_rows(packed ? flattened(v) : v);
-  call.sequences = packed ? documents(call.q.size(1), *options.cu_seqlens) : padded_batch(q, k, options.lengths);
+  if (call.gpu) {
+    describe(&call, options);
+  } else {
+    call.type = kernel_type(q, "attention");
+  }
+  if (in_host_memory(options.lengths) && in_host_memory(options.cu_seqlens)) {
+    call.sequences = packed ? documents(call.q.size(1), *options.cu_seqlens) : padded_batch(q, k, options.lengths);
+  } else {
+    TORCH_CHECK(call.gpu, "attention: lengths and cu_seqlens must be on the CPU, as q is");
+  }
   AttentionInputs& in = call.inputs;
   in.q = call.q.const_data_ptr();
   in.k = call.k.const_data_ptr();
@@ -111,6 +149,8 @@ Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Options& o
   in.causal = options.causal;
   in.scale = options.scale;
   in.dropout = dropout_of(options.dropout, options.seed);
+  TORCH_CHECK(!call.gpu || call.gpu->attention.takes(in), "attention: no kernel for head width ", in.width,
+              " on this GPU, or for rows that do not start at multiples of 16 bytes");
   return call;
 }
 
@@ -160,6 +200,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   const Tensor out = at::empty({q.size(0), q.size(1), q.size(2), q.size(3)}, q.options());
   const Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(statistics_type(q)));
   const AttentionForward job{in, out.mutable_data_ptr(), lse.mutable_data_ptr()};
+  if (call.gpu) {
+    on_gpu(call.gpu, q, "attention", [&](void* stream) { return call.gpu->attention.forward(job, call.shape, stream); });
+    return {out, lse};
+  }
   const int64_t range = range_of(call, in.queries, splits_of(call, in.queries));
   std::vector<AttentionTask> tasks;
   int64_t keys = 0;
@@ -186,36 +230,24 @@ void clear_unseen(const Call& call, const Tensor& grad) {
   }
 }
 
-void backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-              const Tensor& lse, const Options& options, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-  const Call call = prepare(q, k, v, options);
-  const AttentionInputs& in = call.inputs;
-  TORCH_CHECK(dout.sizes() == q.sizes() && dout.scalar_type() == q.scalar_type(),
-              "attention: the gradient must look like the output");
-  TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type(), "attention: out is of another forward");
-  TORCH_CHECK(lse.sizes() == q.sizes().slice(0, 3) && lse.scalar_type() == statistics_type(q),
-              "attention: lse is of another forward");
-  const Tensor gradient = dout.contiguous(), output = out.contiguous(), sums = lse.contiguous();
+// Shares the keys out among threads; dq, where several of them add to it, is put together at the end.
+void backward_on_cpu(const Call& call, AttentionBackward job, const Tensor& lse, const Tensor& dq) {
   const int64_t keys = call.k.size(1);
   const int64_t splits = splits_of(call, keys);
   const int64_t range = range_of(call, keys, splits);
-  const bool packed = options.cu_seqlens.has_value();
-  const Tensor dq_rows = packed ? dq.view(call.q.sizes()) : dq;
-  const Tensor dk_rows = packed ? dk.view(call.k.sizes()) : dk;
-  const Tensor dv_rows = packed ? dv.view(call.v.sizes()) : dv;
   Tensor parts;
-  if (splits > 1) parts = at::zeros({splits, q.size(0), q.size(1), q.size(2), q.size(3)}, lse.options());
-  const AttentionBackward job{in, gradient.const_data_ptr(), output.const_data_ptr(), sums.const_data_ptr(),
-                              dq_rows.mutable_data_ptr(), dk_rows.mutable_data_ptr(), dv_rows.mutable_data_ptr(),
-                              strides_of(dq_rows), strides_of(dk_rows), strides_of(dv_rows),
-                              splits > 1 ? parts.mutable_data_ptr() : nullptr, q.numel()};
+  if (splits > 1) {
+    parts = at::zeros({splits, dq.size(0), dq.size(1), dq.size(2), dq.size(3)}, lse.options());
+    job.dq_parts = parts.mutable_data_ptr();
+    job.dq_part_size = dq.numel();
+  }
   struct Split {
     AttentionTask task;
     int64_t number;
   };
   std::vector<Split> tasks;
   for (size_t s = 0; s < call.sequences.size(); ++s) {
-    for (int64_t head = 0; head < in.heads; ++head) {
+    for (int64_t head = 0; head < call.inputs.heads; ++head) {
       const int64_t end = call.sequences[s].keys;
       tasks.push_back({{static_cast<int64_t>(s), head, 0, std::min(range, end)}, 0});
       for (int64_t i = 1; i * range < end; ++i) {
@@ -228,6 +260,38 @@ void backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor
     run(job, tasks[i].task, tasks[i].number, scratch);
   });
   if (splits > 1) dq.copy_(at::sum(parts, {0}));
+}
+
+void backward_on_gpu(const Call& call, const AttentionBackward& job) {
+  const cuda::AttentionKernels& table = call.gpu->attention;
+  const int64_t bytes = table.workspace(call.inputs, call.shape);
+  const Tensor workspace = at::empty({bytes}, call.q.options().dtype(at::kByte));
+  on_gpu(call.gpu, call.q, "attention", [&](void* stream) {
+    return table.backward(job, call.shape, workspace.mutable_data_ptr(), stream);
+  });
+}
+
+void backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+              const Tensor& lse, const Options& options, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+  const Call call = prepare(q, k, v, options);
+  TORCH_CHECK(dout.sizes() == q.sizes() && dout.scalar_type() == q.scalar_type(),
+              "attention: the gradient must look like the output");
+  TORCH_CHECK(out.sizes() == q.sizes() && out.scalar_type() == q.scalar_type(), "attention: out is of another forward");
+  TORCH_CHECK(lse.sizes() == q.sizes().slice(0, 3) && lse.scalar_type() == statistics_type(q),
+              "attention: lse is of another forward");
+  for (const Tensor& t : {dout, out, lse}) {
+    TORCH_CHECK(t.device() == q.device(), "attention: the gradient, out and lse must be where q is");
+  }
+  const Tensor gradient = dout.contiguous(), output = out.contiguous(), sums = lse.contiguous();
+  const bool packed = options.cu_seqlens.has_value();
+  const Tensor dq_rows = packed ? dq.view(call.q.sizes()) : dq;
+  const Tensor dk_rows = packed ? dk.view(call.k.sizes()) : dk;
+  const Tensor dv_rows = packed ? dv.view(call.v.sizes()) : dv;
+  const AttentionBackward job{call.inputs, gradient.const_data_ptr(), output.const_data_ptr(), sums.const_data_ptr(),
+                              dq_rows.mutable_data_ptr(), dk_rows.mutable_data_ptr(), dv_rows.mutable_data_ptr(),
+                              strides_of(dq_rows), strides_of(dk_rows), strides_of(dv_rows), nullptr, 0};
+  if (call.gpu) return backward_on_gpu(call, job);
+  backward_on_cpu(call, job, lse, dq);
   if (options.lengths.has_value()) {
     clear_unseen(call, dk);
     clear_unseen(call, dv);
@@ -285,11 +349,14 @@ TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("attention_packed_backward(Tensor dout, Tensor qkv, Tensor out, Tensor lse, " AURA_OPTIONS ") -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) {
+static void implement(torch::Library& m) {
   m.impl("attention", &attention);
   m.impl("attention_backward", &attention_backward);
   m.impl("attention_packed", &attention_packed);
   m.impl("attention_packed_backward", &attention_packed_backward);
 }
+
+TORCH_LIBRARY_IMPL(aura, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement(m); }
 
 }  // namespace aura

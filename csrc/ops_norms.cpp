@@ -1,5 +1,5 @@
-// aura::layer_norm, rms_norm, their forms with a residual and their gradients on the CPU: checks, outputs, and the rows
-// shared out among threads.
+// aura::layer_norm, rms_norm, their forms with a residual and their gradients: checks, outputs, and the rows shared out
+// among threads, or handed to the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -42,7 +42,11 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-int types_of(const char* op, at::ScalarType x, at::ScalarType residual, at::ScalarType weight) {
+bool halves(NormTypes types) {
+  return types == NormTypes::kHalf || types == NormTypes::kHalfFloat || types == NormTypes::kHalfFloatFloat;
+}
+
+NormTypes types_of(const char* op, bool gpu, at::ScalarType x, at::ScalarType residual, at::ScalarType weight) {
   struct Row {
     at::ScalarType x, residual, weight;
     NormTypes types;
@@ -53,12 +57,17 @@ int types_of(const char* op, at::ScalarType x, at::ScalarType residual, at::Scal
       {at::kBFloat16, at::kBFloat16, at::kFloat, NormTypes::kBFloat16Float},
       {at::kBFloat16, at::kFloat, at::kFloat, NormTypes::kBFloat16FloatFloat},
       {at::kDouble, at::kDouble, at::kDouble, NormTypes::kDouble},
+      {at::kHalf, at::kHalf, at::kHalf, NormTypes::kHalf},
+      {at::kHalf, at::kHalf, at::kFloat, NormTypes::kHalfFloat},
+      {at::kHalf, at::kFloat, at::kFloat, NormTypes::kHalfFloatFloat},
   };
   for (const Row& row : rows) {
-    if (row.x == x && row.residual == residual && row.weight == weight) return static_cast<int>(row.types);
+    const bool there_is = gpu ? row.types != NormTypes::kDouble : !halves(row.types);
+    if (there_is && row.x == x && row.residual == residual && row.weight == weight) return row.types;
   }
   TORCH_CHECK(false, op, ": no kernel for x ", x, ", residual ", residual, ", weight ", weight,
-              "; all float32, bfloat16 or float64, or x bfloat16 with float32 weight, with or without float32 residual");
+              "; all float32, bfloat16 or float64 (on a GPU float16), or x of 16 bits with float32 weight, with or "
+              "without float32 residual");
 }
 
 int64_t columns_of(const char* op, const Tensor& x, const Tensor& weight) {
@@ -70,6 +79,11 @@ int64_t columns_of(const char* op, const Tensor& x, const Tensor& weight) {
 
 at::TensorOptions statistics(const Tensor& x) {
   return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+void same_device(const char* op, const Tensor& x, const Tensor& t) {
+  TORCH_CHECK(!t.defined() || t.device() == x.device(), op, ": one tensor is on ", x.device(), ", another on ",
+              t.device());
 }
 
 const void* data(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
@@ -93,7 +107,9 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   TORCH_CHECK(stream.sizes() == x.sizes(), op, ": x is ", x.sizes(), ", residual ", stream.sizes());
   TORCH_CHECK(!bias.defined() || (bias.sizes() == weight.sizes() && bias.scalar_type() == weight.scalar_type()), op,
               ": bias must have shape and dtype of weight");
-  const int types = types_of(op, x.scalar_type(), stream.scalar_type(), weight.scalar_type());
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const NormTypes types = types_of(op, gpu, x.scalar_type(), stream.scalar_type(), weight.scalar_type());
+  for (const Tensor& t : {stream, weight, bias}) same_device(op, x, t);
 
   const int64_t rows = x.numel() / columns;
   Outputs out;
@@ -114,8 +130,12 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   job.rstd = out.rstd.mutable_data_ptr();
   if (!rms) job.mean = out.mean.mutable_data_ptr();
   job.dropout = dropout_of(dropout, seed);
+  if (gpu) {
+    on_gpu(gpu, x, op, [&](void* cuda_stream) { return gpu->norms.forward(job, rows, rms, types, cuda_stream); });
+    return out;
+  }
   const NormKernels& table = kernels().norms;
-  const auto run = (rms ? table.rms_norm : table.layer_norm)[types];
+  const auto run = (rms ? table.rms_norm : table.layer_norm)[static_cast<int>(types)];
   at::parallel_for(0, rows, grain(columns), [&](int64_t begin, int64_t end) { run(job, begin, end); });
   return out;
 }
@@ -146,7 +166,9 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
     TORCH_CHECK(!t.defined() || (t.numel() == rows && t.scalar_type() == statistics(x).dtype()), op,
                 ": mean and rstd must be as the forward gave them");
   }
-  const int types = types_of(op, x_dtype, x.scalar_type(), weight.scalar_type());
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const NormTypes types = types_of(op, gpu, x_dtype, x.scalar_type(), weight.scalar_type());
+  for (const Tensor& t : {weight, dy, past, rstd, mean}) same_device(op, x, t);
 
   NormBackward job{};
   job.columns = columns;
@@ -166,22 +188,31 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
   job.dresidual = out.dresidual.mutable_data_ptr();
   job.dx = same ? nullptr : out.dx.mutable_data_ptr();
 
+  const int64_t stride = mean.defined() ? 2 * columns : columns;
+  if (gpu) {
+    const Tensor partials = at::empty({gpu->norms.partials(rows, columns), stride}, statistics(x));
+    void* dbias = saved.has_bias ? out.dbias.mutable_data_ptr() : nullptr;
+    on_gpu(gpu, x, op, [&](void* cuda_stream) {
+      return gpu->norms.backward(job, rows, types, partials.mutable_data_ptr(), out.dweight.mutable_data_ptr(), dbias,
+                                 cuda_stream);
+    });
+    return out;
+  }
   // Blocks of rows that do not depend on the number of threads, so that neither do the sums. Long enough for a block's
   // partial sums to be little beside its rows, and a bounded number of them.
   const int64_t block = std::max<int64_t>(32, (rows + 1023) / 1024 * 4);
   const int64_t blocks = (rows + block - 1) / block;
-  const int64_t stride = mean.defined() ? 2 * columns : columns;
   const Tensor partials = at::empty({blocks, stride}, statistics(x));
   auto* sums = static_cast<uint8_t*>(partials.mutable_data_ptr());
   const int64_t size = partials.element_size();
   const NormKernels& table = kernels().norms;
-  const auto run = (mean.defined() ? table.layer_norm_backward : table.rms_norm_backward)[types];
+  const auto run = (mean.defined() ? table.layer_norm_backward : table.rms_norm_backward)[static_cast<int>(types)];
   at::parallel_for(0, blocks, std::max<int64_t>(1, grain(columns) / block), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       run(job, i * block, std::min((i + 1) * block, rows), sums + i * stride * size);
     }
   });
-  const auto reduce = table.reduce[types];
+  const auto reduce = table.reduce[static_cast<int>(types)];
   at::parallel_for(0, columns, grain(blocks + 1), [&](int64_t begin, int64_t end) {
     reduce(sums, blocks, stride, begin, end, out.dweight.mutable_data_ptr());
     if (saved.has_bias) reduce(sums + columns * size, blocks, stride, begin, end, out.dbias.mutable_data_ptr());
@@ -246,7 +277,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) {
+static void implement(torch::Library& m) {
   m.impl("layer_norm", &layer_norm);
   m.impl("layer_norm_backward", &layer_norm_backward);
   m.impl("rms_norm", &rms_norm);
@@ -256,5 +287,8 @@ TORCH_LIBRARY_IMPL(aura, CPU, m) {
   m.impl("add_rms_norm", &add_rms_norm);
   m.impl("add_rms_norm_backward", &add_rms_norm_backward);
 }
+
+TORCH_LIBRARY_IMPL(aura, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement(m); }
 
 }  // namespace aura

@@ -128,8 +128,9 @@ def close(got, want, limit):
         assert float((got[finite] - want).abs().max()) <= limit * max(float(want.abs().max()), 1.0)
 
 
-def agree(inputs, causal, options=NONE, scale=None, limit=None, packed=False):
-    """Compare outputs, log-sum-exps and gradients with the reference; returns (output, gradients) of the kernels."""
+def agree(inputs, causal, options=NONE, scale=None, limit=None, packed=False, device="cpu"):
+    """Compare outputs, log-sum-exps and gradients, computed on a device, with the reference; returns (output,
+    gradients) of the kernels, in host memory."""
     q = inputs[0]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     limit = limit or LIMITS[q.dtype]
@@ -138,21 +139,22 @@ def agree(inputs, causal, options=NONE, scale=None, limit=None, packed=False):
     want, want_lse = reference(*exact, causal, scale, *options)
     wanted = torch.autograd.grad(want, exact, dout.double())
     if packed:
-        x = torch.stack(inputs, 2).detach().requires_grad_()
+        x = torch.stack(inputs, 2).detach().to(device).requires_grad_()
         out, lse = ops.attention_packed(x, causal, scale, *options)
-        gradients = torch.autograd.grad(out, x, dout)[0].unbind(2)
+        gradients = torch.autograd.grad(out, x, dout.to(device))[0].unbind(2)
     else:
-        leaves = [x.detach().requires_grad_() for x in inputs]
+        leaves = [x.detach().to(device).requires_grad_() for x in inputs]
         out, lse = ops.attention(*leaves, causal, scale, *options)
-        gradients = torch.autograd.grad(out, leaves, dout)
+        gradients = torch.autograd.grad(out, leaves, dout.to(device))
     assert out.dtype == q.dtype and out.is_contiguous() and not lse.requires_grad
     assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
-    close(out.detach(), want.detach(), limit)
+    out, lse, gradients = out.detach().cpu(), lse.cpu(), [gradient.cpu() for gradient in gradients]
+    close(out, want.detach(), limit)
     close(lse, want_lse.detach(), limit if lse.dtype == q.dtype else LIMITS[lse.dtype])
     for got, exactly in zip(gradients, wanted, strict=True):
         assert got.dtype == q.dtype
         close(got, exactly, limit)
-    return out.detach(), gradients
+    return out, gradients
 
 
 # ---- Shapes and layouts ----------------------------------------------------------------------------------------------

@@ -96,11 +96,11 @@ def called(norms, kind, operands, **options):
 
 
 def compare(norms, kind, operands, eps=1e-5, keep=1.0, **options):
-    """Outputs and all gradients against the formula in float64."""
+    """Outputs and all gradients against the formula in float64, where the operands are."""
     exact = [x.detach().double().requires_grad_() for x in operands]
     outputs, wanted = called(norms, kind, operands, eps=eps, **options), formula(kind, exact, eps, keep)
     generator = torch.Generator().manual_seed(1)
-    upstream = [torch.randn(y.shape, generator=generator).to(y.dtype) for y in outputs]
+    upstream = [torch.randn(y.shape, generator=generator).to(y) for y in outputs]
     gradients = torch.autograd.grad(outputs, operands, upstream)
     wanted_gradients = torch.autograd.grad(wanted, exact, [g.double() for g in upstream])
     # A gradient is a difference of terms of about dy * weight * rstd, which may cancel.

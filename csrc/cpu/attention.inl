@@ -4,7 +4,7 @@
 // without moving anything between lanes: scores are kept as [key][query] and outputs as [d][query] until the end.
 #pragma once
 
-#include "cpu/attention.h"
+#include "attention.h"
 #include "cpu/philox.h"
 #include "cpu/vec.h"
 

@@ -1,10 +1,10 @@
 // Every CPU kernel, once for each instruction set, behind one table of functions.
 #pragma once
 
-#include "cpu/attention.h"
+#include "attention.h"
 #include "cpu/loss.h"
 #include "cpu/activation.h"
-#include "cpu/norms.h"
+#include "norms.h"
 #include "cpu/rotary.h"
 
 namespace aura {

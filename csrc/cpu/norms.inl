@@ -5,7 +5,7 @@
 // where the mean is large (sum(x^2) - n mean^2 would).
 #pragma once
 
-#include "cpu/norms.h"
+#include "norms.h"
 #include "cpu/philox.h"
 #include "cpu/vec.h"
 
@@ -337,7 +337,7 @@ void reduce(const void* partials, int64_t blocks, int64_t stride, int64_t begin,
 
 }  // namespace norms
 
-// One function for each of NormTypes.
+// One function for each of NormTypes; the last three, of fp16, are null.
 #define AURA_NORM_TYPES(function, kRms)                                                                               \
   {                                                                                                                   \
     norms::function<float, float, float, kRms>, norms::function<bfloat16, bfloat16, bfloat16, kRms>,                  \

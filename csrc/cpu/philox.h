@@ -5,7 +5,7 @@
 // element's place: the same in backward, with any number of threads, on any device.
 #pragma once
 
-#include "cpu/dropout.h"
+#include "dropout.h"
 #include "cpu/vec.h"
 
 namespace aura {

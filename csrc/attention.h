@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cpu/dropout.h"
+#include "dropout.h"
 
 namespace aura {
 

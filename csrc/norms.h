@@ -3,13 +3,23 @@
 
 #include <cstdint>
 
-#include "cpu/dropout.h"
+#include "dropout.h"
 
 namespace aura {
 
-// Element types of x, of the residual (y and its gradient are of that type too), and of weight and bias.
-enum class NormTypes { kFloat, kBFloat16, kBFloat16Float, kBFloat16FloatFloat, kDouble };
-constexpr int kNormTypes = 5;
+// Element types of x, of the residual (y and its gradient are of that type too), and of weight and bias; one name
+// stands for all three, two for x with residual and weight. The CPU has no kernels for fp16, the GPU none for double.
+enum class NormTypes {
+  kFloat,
+  kBFloat16,
+  kBFloat16Float,
+  kBFloat16FloatFloat,
+  kDouble,
+  kHalf,
+  kHalfFloat,
+  kHalfFloatFloat
+};
+constexpr int kNormTypes = 8;
 
 // All tensors are contiguous [rows, columns], weight and bias [columns], mean and rstd [rows] in float (double for
 // double).

@@ -1,0 +1,100 @@
+"""The CUDA kernels: a library of their own, which nvcc builds for the card that is here when they are first asked for.
+
+    CUDA_HOME=DIR     the CUDA toolkit to build with (default: that of the nvcc in PATH, else /usr/local/cuda)
+
+The operators are the extension's: it is handed the library's table of kernels, and without it knows the CPU alone. So
+what fails here takes nothing away from a run on the CPU.
+"""
+
+import ctypes
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from aura import extension
+from aura.extension import CSRC, Unavailable, escaped, quoted
+
+LEAST_CAPABILITY = (8, 0)  # Ampere: mma.sync of bfloat16, cp.async
+OUTPUT = "cuda.so"
+
+_loaded = None  # the library: it must not be unloaded
+
+
+def load():
+    """Build and load the kernels for the current card, if need be. Raises Unavailable, with the reason."""
+    global _loaded
+    if _loaded:
+        return
+    module = extension.load()
+    if not extension.has_ops(module):
+        raise Unavailable(extension.status())
+    if not CSRC.is_dir():
+        raise Unavailable("faltan las fuentes de los núcleos (csrc/): use una copia del repositorio")
+    if not torch.cuda.is_available():
+        raise Unavailable("no hay ninguna GPU de NVIDIA que torch pueda usar")
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        raise Unavailable(f"{torch.cuda.get_device_name()} es de capacidad {capability[0]}.{capability[1]}, y los "
+                          "núcleos de CUDA piden 8.0 o más")
+    toolkit, compiler = find_toolkit(), extension.find_compiler()
+    rules = ninja_file(toolkit, compiler, capability)
+    key = extension.digest([rules, extension.source_hash((".cu", ".cuh", ".h", ".cpp")), torch.__version__,
+                            version_of(toolkit), extension.output_of([*compiler, "--version"])])
+    library = ctypes.CDLL(str(extension.built_once(key, OUTPUT, lambda at: extension.run_build(rules, OUTPUT, at))))
+    hand_over(library)
+    _loaded = library
+
+
+def hand_over(library):
+    """Give the table of kernels of a library to the operators."""
+    library.aura_cuda_kernels.restype = ctypes.c_void_p
+    extension.load().load_gpu_kernels(library.aura_cuda_kernels())
+
+
+def find_toolkit():
+    """The folder of a CUDA toolkit of the version torch was built with, as far as the first number goes."""
+    nvcc = shutil.which("nvcc")
+    named = os.environ.get("CUDA_HOME")
+    folder = Path(named) if named else Path(nvcc).resolve().parent.parent if nvcc else Path("/usr/local/cuda")
+    version = re.search(r"release (\d+)\.(\d+)", version_of(folder))
+    wanted = torch.version.cuda
+    if version is None:
+        raise Unavailable(f"no se encuentra nvcc en {folder} (instale el CUDA toolkit {wanted} o defina CUDA_HOME)")
+    if version[1] != wanted.partition(".")[0]:
+        raise Unavailable(f"nvcc es de CUDA {version[1]}.{version[2]} ({folder}) y torch de CUDA {wanted}: instale ese "
+                          "toolkit y defina CUDA_HOME")
+    return folder
+
+
+def version_of(toolkit):
+    """What its nvcc says of itself, "" where there is none."""
+    return extension.output_of([str(toolkit / "bin" / "nvcc"), "--version"])
+
+
+def architecture(capability):
+    """The words that make nvcc build for a compute capability (major, minor) alone."""
+    name = "{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
+    return ["-gencode", f"arch=compute_{name},code=sm_{name}"]
+
+
+def ninja_file(toolkit, compiler, capability):
+    """How OUTPUT is built: the kernels by nvcc, what knows torch by the C++ compiler."""
+    torch_folder = extension.find_torch().folder
+    nvcc = [str(toolkit / "bin" / "nvcc"), "-ccbin", compiler[0]]
+    kernels = ["-std=c++17", "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden", *architecture(capability)]
+    plain = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", f"-I{CSRC}",
+             "-isystem", str(torch_folder / "include"), "-isystem", str(toolkit / "include")]
+    libraries = torch_folder / "lib"
+    link = ["-shared", f"-L{libraries}", f"-Xlinker=-rpath,{libraries}", "-lc10_cuda", "-lc10"]
+    sources = sorted((CSRC / "cuda").glob("*.cu"))
+    return "\n".join([
+        "rule kernel", f"  command = {quoted([*nvcc, *kernels])} -c $in -o $out",
+        "rule plain", f"  command = {quoted([*compiler, *plain])} -c $in -o $out",
+        "rule link", f"  command = {quoted(nvcc)} $in {quoted(link)} -o $out",
+        *(f"build {source.stem}.o: kernel {escaped(source)}" for source in sources),
+        f"build library.o: plain {escaped(CSRC / 'cuda' / 'library.cpp')}",
+        f"build {OUTPUT}: link {' '.join(source.stem + '.o' for source in sources)} library.o",
+    ]) + "\n"

@@ -1,0 +1,400 @@
+"""Our CUDA kernels against torch's and against what the card can do: norms, attention, documents, a training step.
+
+    python benchmarks/gpu.py --json gpu.json --markdown gpu.md
+    python benchmarks/gpu.py --only attention --seq-len 1024,4096 --nanogpt ../nanoGPT
+
+Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up; before a
+case is timed, everybody's results and gradients are compared with float64. The ceilings are measured in the same run:
+a copy of 1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
+half of it where it is causal, whoever computes more; the bytes of a norm are each input read and each output written
+once.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+import train_step  # noqa: E402
+
+from aura import cuda_extension, extension, ops  # noqa: E402
+from aura.models import gpt  # noqa: E402
+
+SEED, EPS = 1234, 1e-5
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
+ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D: heads of 64 and of 128
+STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
+SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long
+FORWARD, BACKWARD, STEP = "forward", "backward", "step"
+WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc"
+
+
+@dataclasses.dataclass
+class Contestant:
+    """run maps the inputs to a tensor or a tuple of them. directions: those it takes part in."""
+
+    name: str
+    run: Callable
+    context: Callable = contextlib.nullcontext
+
+
+@dataclasses.dataclass
+class Case:
+    """One problem and all who solve it, ours first. work: FLOP or bytes of each direction; ceiling: of which."""
+
+    op: str
+    variant: str
+    shape: tuple
+    inputs: list
+    contestants: list
+    exact: Callable  # of the inputs in float64
+    ceiling: str
+    work: dict
+
+
+def ours(run):
+    return Contestant("ours", run, lambda: ops.using("fused", "cuda"))
+
+
+def drawn(*shape, dtype, device, seed=0):
+    """A leaf with a gradient."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(SEED + seed))
+    return values.to(device, dtype).requires_grad_()
+
+
+# ---- Cases ----------------------------------------------------------------------------------------------------------
+
+
+def norm_case(kind, rows, columns, dtype, device, compiled=True):
+    """layer_norm or rms_norm, or their form with a residual before them."""
+    added, rms = kind.startswith("add"), "rms" in kind
+    x, residual = (drawn(rows, columns, dtype=dtype, device=device, seed=i) for i in range(2))
+    weight, bias = (drawn(columns, dtype=dtype, device=device, seed=i) for i in (2, 3))
+    inputs = [x, *([residual] if added else []), weight, *([] if rms else [bias])]
+
+    def plain(x, *rest):
+        new = rest[0] + x if added else x
+        weights = rest[1:] if added else rest
+        y = (F.rms_norm(new, weights[0].shape, weights[0], EPS) if rms
+             else F.layer_norm(new, weights[0].shape, *weights, EPS))
+        return (y, new) if added else y
+
+    def run(*inputs):
+        return getattr(ops, kind)(*inputs, EPS)
+
+    peers = [Contestant("torch", plain)]
+    if compiled:
+        peers.append(Contestant("torch.compile", torch.compile(plain, dynamic=False, fullgraph=True)))
+    big = rows * columns * x.element_size()  # forward reads x (and residual) and writes y (and new)
+    work = {FORWARD: (4 if added else 2) * big, BACKWARD: (4 if added else 3) * big}
+    return Case(kind, str(dtype).removeprefix("torch."), (rows, columns), inputs, [ours(run), *peers], plain,
+                "copy", work)
+
+
+def sdpa(causal, allowed=None):
+    """Attention of a packed projection by torch, by whatever way it chooses."""
+    def run(qkv):
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal and allowed is None
+                                              ).transpose(1, 2)
+
+    return run
+
+
+def sdpa_peers(causal):
+    """torch's backends, each alone, those that take the tensors of the case."""
+    backends = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
+                "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION}
+    return [Contestant(name, sdpa(causal), functools.partial(sdpa_kernel, [backend]))
+            for name, backend in backends.items()]
+
+
+def attention_case(length, width, causal, dtype, device, tokens=ATTENTION_TOKENS):
+    batch, heads = max(1, tokens // length), ATTENTION_WIDTH // width
+    qkv = drawn(batch, length, 3, heads, width, dtype=dtype, device=device)
+    flop = 4 * batch * heads * length * length * width / (2 if causal else 1)
+    return Case("attention", f"{str(dtype).removeprefix('torch.')}, {'causal' if causal else 'full'}",
+                (batch, length, heads, width), [qkv],
+                [ours(lambda qkv: ops.attention_packed(qkv, causal=causal)), *sdpa_peers(causal)],
+                sdpa(causal), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
+
+
+def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
+    """Four documents a row, against torch's attention with the mask of them."""
+    batch, heads, documents = max(1, tokens // length), ATTENTION_WIDTH // width, 4
+    qkv = drawn(batch, length, 3, heads, width, dtype=dtype, device=device)
+    bounds = torch.arange(batch * documents + 1, device=device) * (length // documents)
+    number = torch.arange(length, device=device) // (length // documents)
+    allowed = (number[:, None] == number).tril()
+    flop = 2 * batch * heads * documents * (length // documents) ** 2 * width
+    masked = Contestant("sdpa with a mask", sdpa(True, allowed))
+    return Case("attention", f"{str(dtype).removeprefix('torch.')}, {documents} documents",
+                (batch, length, heads, width), [qkv],
+                [ours(lambda qkv: ops.attention_packed(qkv, cu_seqlens=bounds, rows_apart=True)), masked],
+                sdpa(True, allowed), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
+
+
+def cases(args):
+    """(section, a function that makes the case), in the order they are measured."""
+    for name in args.dtype:
+        dtype = DTYPES[name]
+        for kind in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
+            for columns in NORM_COLUMNS:
+                yield "norms", functools.partial(norm_case, kind, NORM_ROWS, columns, dtype, "cuda")
+        for width in (64, 128):
+            for causal in (True, False):
+                for length in args.seq_len:
+                    yield "attention", functools.partial(attention_case, length, width, causal, dtype, "cuda")
+            yield "documents", functools.partial(documents_case, 2048, width, dtype, "cuda")
+
+
+# ---- Measuring ------------------------------------------------------------------------------------------------------
+
+
+def as_tuple(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def upstream_of(outputs):
+    return [torch.randn_like(y) for y in outputs]
+
+
+def check(case):
+    """{contestant: (forward, backward error)} against float64; those that torch refuses are left out of the case, and
+    a wrong result ends the program. Of attention the first batch entry is looked at, to have room for its scores."""
+    part = slice(0, 1) if case.op == "attention" and "documents" not in case.variant else slice(None)
+    inputs = [x.detach()[part] if case.op == "attention" else x.detach() for x in case.inputs]
+    wide = [x.double().requires_grad_() for x in inputs]
+    exact = as_tuple(case.exact(*wide))
+    torch.manual_seed(SEED)
+    upstream = [y.to(inputs[0].dtype) for y in upstream_of(exact)]
+    exact_gradients = torch.autograd.grad(exact, wide, [y.double() for y in upstream])
+    found, playing = {}, []
+    for contestant in case.contestants:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        try:
+            with contestant.context():
+                outputs = as_tuple(contestant.run(*leaves))
+                gradients = torch.autograd.grad(outputs, leaves, upstream)
+        except RuntimeError as refusal:
+            if contestant.name == "ours":
+                raise
+            print(f"  {contestant.name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
+            continue
+        found[contestant.name] = [measure.errors(got, want)[0] for got, want in ((outputs, exact),
+                                                                                  (gradients, exact_gradients))]
+        if not max(found[contestant.name]) < TOLERANCE[inputs[0].dtype]:
+            raise SystemExit(f"resultado rechazado: {contestant.name}, {case.op} {case.variant} {case.shape}, errores "
+                             f"relativos {found[contestant.name]}")
+        playing.append(contestant)
+    case.contestants = playing
+    return found
+
+
+def timer(device):
+    """A function (call, times) -> milliseconds of one call, by the device's own clock."""
+    if device == "cpu":
+        def wall(call, times):
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            return 1e3 * (time.perf_counter() - begin) / times
+        return wall
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def events(call, times):
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / times
+    return events
+
+
+def calls(case, direction):
+    """{contestant: (what is timed, its context)}. Backward goes over one forward, made here, again and again."""
+    found = {}
+    for contestant in case.contestants:
+        if direction == FORWARD:
+            call = functools.partial(contestant.run, *(x.detach() for x in case.inputs))
+        else:
+            with contestant.context():
+                outputs = as_tuple(contestant.run(*case.inputs))
+            call = functools.partial(torch.autograd.grad, outputs, case.inputs, upstream_of(outputs),
+                                     retain_graph=True)
+        found[contestant.name] = call, contestant.context
+    return found
+
+
+def take_turns(playing, rounds, clock):
+    """{name: milliseconds of a call in each round}, every round in another order; the first calls are not counted."""
+    times = {}
+    for name, (call, context) in playing.items():
+        with context():
+            call()
+            times[name] = max(1, round(SAMPLE_MS / max(1e-3, clock(call, 3))))
+    samples, names = {name: [] for name in playing}, list(playing)
+    for number in range(rounds):
+        for name in names[number % len(names):] + names[:number % len(names)]:
+            call, context = playing[name]
+            with context():
+                samples[name].append(clock(call, times[name]))
+    return samples
+
+
+def rows_of(case, direction, samples, errors, ceilings):
+    """A row for each peer: times, their ratio, and what part of the ceiling ours reaches."""
+    mine, rows = [1e-3 * sample for sample in samples["ours"]], []
+    rate = case.work[direction] / statistics.median(mine)
+    for name in samples:
+        if name == "ours":
+            continue
+        which = 0 if direction == FORWARD else 1
+        rows.append({"op": case.op, "variant": case.variant, "shape": list(case.shape), "direction": direction,
+                     "peer": name, **measure.comparison(mine, [1e-3 * sample for sample in samples[name]]),
+                     "rate": rate, "ceiling": case.ceiling, "share_of_ceiling": rate / ceilings[case.ceiling]})
+        if errors:
+            rows[-1] |= {"error": errors["ours"][which], "peer_error": errors[name][which]}
+    return rows
+
+
+def ceilings(clock):
+    """Bytes a second of a copy, read and written, and FLOP a second of a product in bf16; the best of several."""
+    source = torch.ones(2**28, device="cuda")
+    target = torch.empty_like(source)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    copy = min(clock(lambda: target.copy_(source), 5) for _ in range(8))
+    product = min(clock(lambda: a @ b, 5) for _ in range(8))
+    return {"copy": 2 * source.nbytes / (1e-3 * copy), "matmul": 2 * 8192**3 / (1e-3 * product)}
+
+
+# ---- A training step ------------------------------------------------------------------------------------------------
+
+
+def steps(args):
+    """{name: (training step of gpt2 in bf16, its context)}: with our kernels, with torch's, with torch's compiled, and
+    nanoGPT's compiled."""
+    fused, plain = (functools.partial(ops.using, *how) for how in (("fused", "cuda"), ("sdpa",)))
+    playing = {"ours": (train_step.ours("ours", "fused", 0.0), fused, False),
+               "sdpa": (train_step.ours("sdpa", "sdpa", 0.0), plain, False),
+               "sdpa, torch.compile": (train_step.ours("sdpa", "sdpa", 0.0), plain, True)}
+    if args.nanogpt:
+        theirs = train_step.nanogpt(train_step.NANOGPT, args.nanogpt, 0.0)
+        playing["nanoGPT, torch.compile"] = theirs, contextlib.nullcontext, True
+    weights = gpt.GPT(train_step.CONFIG).init_weights(SEED).state_dict()
+    tokens = torch.randint(train_step.CONFIG.vocab_size, (STEP_BATCH, STEP_LENGTH + 1), device="cuda")
+    found, losses = {}, {}
+    for name, (contestant, context, compile_it) in playing.items():
+        contestant.load(weights)
+        contestant.model.cuda()
+        with context(), torch.no_grad(), train_step.autocast("bf16", "cuda"):
+            losses[name] = contestant.loss(contestant.model, tokens[:2]).item()
+        if compile_it:
+            contestant.model.compile()
+        found[name] = functools.partial(contestant.step, tokens, "bf16"), context
+    if max(losses.values()) - min(losses.values()) > STEP_TOLERANCE:
+        raise SystemExit(f"resultado rechazado: las pérdidas antes del primer paso no coinciden: {losses}")
+    return found
+
+
+def step_rows(args, clock, ceilings):
+    """A row for each peer of the training step."""
+    samples = take_turns(steps(args), args.rounds, clock)
+    config = dataclasses.replace(train_step.CONFIG, seq_len=STEP_LENGTH)
+    case = Case("training step gpt2", "bf16", (STEP_BATCH, STEP_LENGTH), [], [], None, "matmul",
+                {STEP: config.flops_per_token() * STEP_BATCH * STEP_LENGTH})
+    return rows_of(case, STEP, samples, None, ceilings)
+
+
+# ---- Telling --------------------------------------------------------------------------------------------------------
+
+
+def markdown(result):
+    """The rows as a table: the fastest peer of each case and direction, and the part of the ceiling."""
+    lines = ["| operación | forma | sentido | propio, ms | mejor rival | rival, ms | razón | del techo |",
+             "| --- | --- | --- | ---: | --- | ---: | ---: | ---: |"]
+    groups = {}
+    for row in result["rows"]:
+        groups.setdefault((row["op"], row["variant"], tuple(row["shape"]), row["direction"]), []).append(row)
+    for (op, variant, shape, direction), rows in groups.items():
+        best = min(rows, key=lambda row: row["peer_ms"])
+        lines.append(f"| {op}, {variant} | {' x '.join(map(str, shape))} | {direction} | {best['ours_ms']:.3f} | "
+                     f"{best['peer']} | {best['peer_ms']:.3f} | {best['ratio']:.2f} ({best['ratio_min']:.2f}-"
+                     f"{best['ratio_max']:.2f}) | {best['share_of_ceiling']:.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def print_row(row):
+    print(f"{row['op']:18} {row['variant']:22} {'x'.join(map(str, row['shape'])):20} {row['direction']:9} "
+          f"{row['ours_ms']:9.3f} ms  {row['peer']:22} {row['peer_ms']:9.3f} ms  x {row['ratio']:5.2f}  "
+          f"{row['share_of_ceiling']:4.0%} de {row['ceiling']}", flush=True)
+
+
+SECTIONS = ("norms", "attention", "documents", "step")
+
+
+def build_parser():
+    parser = argparse.ArgumentParser(description="Mide los núcleos de CUDA frente a los de torch, en una GPU.")
+    parser.add_argument("--only", type=measure.names(*SECTIONS), default=list(SECTIONS), metavar="PARTES",
+                        help=f"solo estas partes, separadas por comas: {', '.join(SECTIONS)}")
+    parser.add_argument("--dtype", type=measure.names(*DTYPES), default=["bf16"],
+                        help="tipos de los tensores (por defecto: bf16)")
+    parser.add_argument("--seq-len", type=measure.numbers, default="512,1024,2048,4096", metavar="T,T,...",
+                        help="longitudes de la atención (por defecto: 512,1024,2048,4096)")
+    parser.add_argument("--rounds", type=int, default=7, help="rondas de cada comparación (por defecto: 7)")
+    parser.add_argument("--nanogpt", metavar="CARPETA", help="copia de nanoGPT, rival del paso de entrenamiento")
+    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir la tabla")
+    return parser
+
+
+def main(argv=None):
+    args = build_parser().parse_args(argv)
+    try:
+        cuda_extension.load()
+    except extension.Unavailable as problem:
+        print(f"{WITHOUT_CARD}: {problem}.")
+        return
+    clock = timer("cuda")
+    found = ceilings(clock)
+    result = {"benchmark": "gpu", **measure.environment(), "device": torch.cuda.get_device_name(),
+              "capability": torch.cuda.get_device_capability(), "cuda": torch.version.cuda, "ceilings": found,
+              "rows": []}
+    print(f"{result['device']}, torch {torch.__version__}: copia {found['copy'] / 1e9:.0f} GB/s, torch.mm en bf16 "
+          f"{found['matmul'] / 1e12:.0f} TFLOP/s")
+    for section, make in cases(args):
+        if section in args.only:
+            case = make()
+            errors = check(case)
+            for direction in (FORWARD, BACKWARD):
+                rows = rows_of(case, direction, take_turns(calls(case, direction), args.rounds, clock), errors, found)
+                result["rows"] += rows
+                for row in rows:
+                    print_row(row)
+    if "step" in args.only:
+        rows = step_rows(args, clock, found)
+        result["rows"] += rows
+        for row in rows:
+            print_row(row)
+    measure.write(args.json, result)
+    if args.markdown:
+        Path(args.markdown).write_text(markdown(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

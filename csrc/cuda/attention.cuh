@@ -1,0 +1,411 @@
+// What the attention kernels share: FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, our own code.
+//
+// A block is 8 warps and holds 128 rows (queries; keys where dk and dv are computed), 16 to a warp; it walks over
+// tiles of the other side that cp.async brings ahead of use. A lane holds what accumulators of mma.sync give it
+// (ptx.cuh): of its warp's 16 rows the two `lane / 4` and `lane / 4 + 8`, of every 8 columns the two 2 (lane % 4) and
+// 2 (lane % 4) + 1. So a row lies in four lanes of one warp, and accumulators of one product are left-hand operands of
+// the next as they are.
+//
+// Tile sizes are the same on every architecture: all fit the 99 KB of shared memory of sm_86 and 89, and where more is
+// to be had (163 KB on sm_80, 227 on sm_90) it is registers that bound how much a block can hold.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/attention.h"
+#include "cuda/launch.cuh"
+#include "cuda/philox.cuh"
+#include "cuda/ptx.cuh"
+
+namespace aura {
+namespace cuda {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kRows = 16 * kWarps;
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+template <typename T>
+struct View {
+  T* data;
+  Strides strides;
+};
+
+// An attention as every kernel sees it.
+struct Problem {
+  View<const uint16_t> q, k, v;
+  int queries, keys, heads;  // T, S, H
+  int tiles;                 // blocks to a head of a batch entry
+  bool causal;
+  float scale;
+  const int64_t *lengths, *cu_seqlens;
+  int64_t documents;
+  uint32_t threshold;  // of Dropout
+  uint64_t seed;
+  float keep;  // 1 / P(kept)
+};
+
+// ---- What a block works on ------------------------------------------------------------------------------------------
+
+// Rows [begin, begin + kRows) of one head of a sequence; the sequence as in attention.h.
+struct Place {
+  int batch, first, queries, keys;
+  int head, begin;
+};
+
+// Blocks are numbered tile by tile, then head by head: those that run together share what they read. A document owns
+// the tiles from cu_seqlens[d] / kRows + d on up to the next one's, as many as it needs or one more, so that the grid
+// is known without reading cu_seqlens. A tile of no rows is for the kernel to leave. What the device's integers say is
+// taken within the tensor's bounds: nobody has checked them.
+__device__ __forceinline__ Place find_place(const Problem& problem, bool last_first) {
+  const int index = static_cast<int>(blockIdx.x), all = index / problem.tiles;
+  const int tile = last_first ? problem.tiles - 1 - index % problem.tiles : index % problem.tiles;
+  Place place{all / problem.heads, 0, problem.queries, problem.keys, all % problem.heads, tile * kRows};
+  if (problem.cu_seqlens != nullptr) {
+    const int64_t rows = problem.queries;
+    int64_t document = 0;
+    for (int64_t last = problem.documents - 1; document < last;) {
+      const int64_t middle = (document + last + 1) / 2;
+      if (problem.cu_seqlens[middle] / kRows + middle <= tile) {
+        document = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+    const int64_t first = max(int64_t{0}, min(problem.cu_seqlens[document], rows));
+    const int64_t end = max(first, min(problem.cu_seqlens[document + 1], rows));
+    place.first = static_cast<int>(first);
+    place.queries = place.keys = static_cast<int>(end - first);
+    place.begin = static_cast<int>(tile - first / kRows - document) * kRows;
+  } else if (problem.lengths != nullptr) {
+    const int64_t length = problem.lengths[place.batch], keys = problem.keys;
+    place.keys = static_cast<int>(max(int64_t{0}, min(length, keys)));
+  }
+  return place;
+}
+
+// Row `row` of the sequence, of the place's head.
+template <typename T>
+__device__ __forceinline__ T* row_of(const View<T>& view, const Place& place, int row) {
+  const Strides& strides = view.strides;
+  const int64_t in_batch = int64_t{place.first} + row;
+  return view.data + place.batch * strides.batch + in_batch * strides.row + place.head * strides.head;
+}
+
+// The row's number in the flattened [B, T].
+__device__ __forceinline__ int64_t flat_row(const Problem& problem, const Place& place, int row) {
+  return int64_t{place.batch} * problem.queries + place.first + row;
+}
+
+// ---- Tiles in shared memory -----------------------------------------------------------------------------------------
+
+// Where 16 bytes, eight columns of a row, lie in a tile of rows of kWidth 16-bit values. ldmatrix reads the same eight
+// columns of eight rows at once, which must lie in eight different sixteenths of 128 bytes. Rows of whole 128 bytes
+// (widths 64 and 128) would all begin in the same one: exclusive or with row % 8 parts them. Rows of 64 or 192 bytes
+// (32 and 96) begin in the first half and in the second by turns: exclusive or with row / 2 % 4 parts the four in
+// either half, and never leaves a group of four, so that 12 to a row do as well.
+template <int kWidth>
+__device__ __forceinline__ int tile_offset(int row, int eight) {
+  constexpr int kEights = kWidth / 8;
+  return (row * kEights + (kEights % 8 == 0 ? eight ^ (row & 7) : eight ^ (row >> 1 & 3))) * 16;
+}
+
+template <int kWidth>
+__host__ __device__ constexpr int tile_bytes(int rows) {
+  return rows * kWidth * 2;
+}
+
+// Begin to bring `kCount` rows that follow `from`; those beyond `rows` are zeros. Offsets in a tile have 32 bits: see
+// can_be_read.
+template <int kCount, int kWidth>
+__device__ __forceinline__ void copy_tile(unsigned char* tile, const uint16_t* from, uint32_t stride, int rows) {
+  constexpr int kEights = kWidth / 8, kPieces = kCount * kEights;
+#pragma unroll
+  for (int done = 0; done < kPieces; done += kThreads) {
+    const int i = done + threadIdx.x, row = i / kEights, eight = i % kEights;
+    const bool there = row < rows;
+    const uint32_t offset = there ? row * stride + 8 * eight : 0;
+    if (kPieces % kThreads == 0 || i < kPieces) {
+      copy_async_16(tile + tile_offset<kWidth>(row, eight), from + offset, there ? 16 : 0);
+    }
+  }
+}
+
+// The same of two tensors, one tile behind the other.
+template <int kCount, int kWidth>
+__device__ __forceinline__ void copy_tiles(unsigned char* tiles, const View<const uint16_t>& first,
+                                           const View<const uint16_t>& second, const Place& place, int begin, int end) {
+  copy_tile<kCount, kWidth>(tiles, row_of(first, place, begin), first.strides.row, end - begin);
+  copy_tile<kCount, kWidth>(tiles + tile_bytes<kWidth>(kCount), row_of(second, place, begin), second.strides.row,
+                            end - begin);
+}
+
+// ---- Products of a warp's 16 rows -----------------------------------------------------------------------------------
+
+// Rows of a tile as left-hand operand: columns [16 k, 16 k + 16) of the 16 rows from `row` on.
+template <int kWidth>
+__device__ __forceinline__ void load_operand(uint32_t (&a)[4], const unsigned char* tile, int row, int k) {
+  const int lane = threadIdx.x % 32;
+  load_matrices(a, tile + tile_offset<kWidth>(row + lane % 16, 2 * k + lane / 16));
+}
+
+template <int kWidth>
+__device__ __forceinline__ void load_operands(uint32_t (&a)[kWidth / 16][4], const unsigned char* tile, int row) {
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) load_operand<kWidth>(a[k], tile, row, k);
+}
+
+// sums[16, kCount] += a tile^T, of columns [16 k, 16 k + 16) of both.
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&a)[4],
+                                                 const unsigned char* tile, int k) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kCount / 16; ++n) {
+    uint32_t b[4];
+    load_matrices(b, tile + tile_offset<kWidth>(16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+    multiply(Type{}, sums[2 * n], a, b[0], b[1]);
+    multiply(Type{}, sums[2 * n + 1], a, b[2], b[3]);
+  }
+}
+
+// The whole of it, for a left-hand side in registers.
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&a)[kWidth / 16][4],
+                                                 const unsigned char* tile) {
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) multiply_by_rows<Type, kCount, kWidth>(sums, a[k], tile, k);
+}
+
+// And for one that is 16 rows of another tile.
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const unsigned char* left, int row,
+                                                 const unsigned char* tile) {
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) {
+    uint32_t a[4];
+    load_operand<kWidth>(a, left, row, k);
+    multiply_by_rows<Type, kCount, kWidth>(sums, a, tile, k);
+  }
+}
+
+// sums[16, kWidth] += left[16, kCount] tile, for accumulators of another product, rounded to 16 bits.
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void multiply_by_tile(float (&sums)[kWidth / 8][4], const float (&left)[kCount / 8][4],
+                                                 const unsigned char* tile) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kCount / 16; ++k) {
+    const float(&low)[4] = left[2 * k], (&high)[4] = left[2 * k + 1];
+    const uint32_t a[4] = {pack(Type{}, low[0], low[1]), pack(Type{}, low[2], low[3]), pack(Type{}, high[0], high[1]),
+                           pack(Type{}, high[2], high[3])};
+#pragma unroll
+    for (int n = 0; n < kWidth / 16; ++n) {
+      uint32_t b[4];
+      load_matrices_transposed(b, tile + tile_offset<kWidth>(16 * k + lane % 16, 2 * n + lane / 16));
+      multiply(Type{}, sums[2 * n], a, b[0], b[1]);
+      multiply(Type{}, sums[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// Write a warp's 16 rows, the first `rows` of them, each times its factor (0: zeros, whatever the sums are), by way of
+// `memory`, tile_bytes(16) of the warp's own, so that whole 16 bytes reach the device's memory.
+template <typename Type, int kWidth>
+__device__ __forceinline__ void write_rows(const float (&sums)[kWidth / 8][4], const float (&factor)[2],
+                                           unsigned char* memory, uint16_t* to, int64_t stride, int rows) {
+  constexpr int kEights = kWidth / 8;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kEights; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float low = sums[n][2 * r] * factor[r], high = sums[n][2 * r + 1] * factor[r];
+      unsigned char* place = memory + tile_offset<kWidth>(lane / 4 + 8 * r, n) + 4 * (lane % 4);
+      *reinterpret_cast<uint32_t*>(place) = factor[r] == 0.0f ? 0u : pack(Type{}, low, high);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int done = 0; done < 16 * kEights; done += 32) {
+    const int i = done + lane, row = i / kEights, eight = i % kEights;
+    if (row < rows) {
+      *reinterpret_cast<uint4*>(to + row * stride + 8 * eight) =
+          *reinterpret_cast<const uint4*>(memory + tile_offset<kWidth>(row, eight));
+    }
+  }
+}
+
+// ---- Masks ----------------------------------------------------------------------------------------------------------
+
+// How many of the sequence's keys a query sees.
+__device__ __forceinline__ int keys_seen(const Problem& problem, const Place& place, int query) {
+  return problem.causal ? min(place.keys, query + 1) : place.keys;
+}
+
+// Scores of a warp's 16 queries (from `query` on) with the keys from `begin` on: -inf where a query does not see a key.
+template <int kKeys>
+__device__ __forceinline__ void hide_unseen(const Problem& problem, const Place& place, int query, int begin,
+                                            float (&scores)[kKeys / 8][4]) {
+  if (begin + kKeys <= keys_seen(problem, place, query)) return;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int seen = keys_seen(problem, place, query + lane / 4 + 8 * r) - begin - 2 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (8 * n + i >= seen) scores[n][2 * r + i] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Which of the keys [8 eight, 8 eight + 8) dropout keeps for a query, one bit each.
+__device__ __forceinline__ uint32_t kept_keys(const Problem& problem, int64_t row, int eight, int head) {
+  const uint4 bits = philox(problem.seed, static_cast<uint32_t>(row), eight, head, 0);
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+  uint32_t kept = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if ((words[w] & 0xffffu) >= problem.threshold) kept |= 1u << 2 * w;
+    if (words[w] >> 16 >= problem.threshold) kept |= 2u << 2 * w;
+  }
+  return kept;
+}
+
+// Dropout for 16 queries (rows, from the flat row `row` on) and kKeys keys (columns, from key `key` on) of a warp. Each
+// call of philox is made by one of the four lanes that hold its query; they share what comes of it.
+template <int kKeys>
+struct KeptByQuery {
+  static constexpr int kEach = kKeys / 32;  // of a query's groups of eight keys, how many a lane makes
+  uint32_t bytes = 0;                       // of both queries
+
+  __device__ __forceinline__ void draw(const Problem& problem, int64_t row, int key, int head) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int byte = 0; byte < 2 * kEach; ++byte) {
+      const int eight = key / 8 + lane % 4 * kEach + byte % kEach;
+      bytes |= kept_keys(problem, row + lane / 4 + byte / kEach * 8, eight, head) << 8 * byte;
+    }
+  }
+
+  // What `kept` reads of the n-th eight columns. All lanes of the warp at once.
+  __device__ __forceinline__ uint32_t columns(int n) const {
+    const int lane = threadIdx.x % 32;
+    return __shfl_sync(~0u, bytes, lane / 4 * 4 + n / kEach) >> (n % kEach * 8 + lane % 4 * 2);
+  }
+  static __device__ __forceinline__ bool kept(uint32_t columns, int i) {
+    return columns >> (i / 2 * kEach * 8 + i % 2) & 1;
+  }
+};
+
+// The same with keys as rows: 16 keys from `key` on, and kQueries queries from `row` on. A lane makes those of two
+// adjacent queries, both groups of eight keys where there are lanes for that, else one.
+template <int kQueries>
+struct KeptByKey {
+  static constexpr int kPairs = kQueries / 2;
+  uint32_t bytes = 0;  // byte 2 i + j: keys [key + 8 i, key + 8 i + 8), query j of the pair
+
+  __device__ __forceinline__ void draw(const Problem& problem, int64_t row, int key, int head) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = lane / kPairs; i < 2; i += 32 / kPairs) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int64_t query = row + lane % kPairs * 2 + j;
+        bytes |= kept_keys(problem, query, key / 8 + i, head) << (16 * i + 8 * j);
+      }
+    }
+    if (kPairs < 32) bytes |= __shfl_xor_sync(~0u, bytes, 16);
+  }
+
+  __device__ __forceinline__ uint32_t columns(int n) const {
+    const int lane = threadIdx.x % 32;
+    return __shfl_sync(~0u, bytes, 4 * n + lane % 4) >> lane / 4;
+  }
+  static __device__ __forceinline__ bool kept(uint32_t columns, int i) { return columns >> 8 * i & 1; }
+};
+
+// ---- Launching ------------------------------------------------------------------------------------------------------
+
+// Queue `blocks` blocks of `kernel`; null, or why not.
+template <typename... Wanted, typename... Given>
+const char* launch_blocks(void (*kernel)(Wanted...), int64_t blocks, int shared, void* stream, const Given&... given) {
+  if (blocks == 0) return nullptr;
+  if (blocks > INT32_MAX) return "attention: more blocks than a grid may have";
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared, stream, given...);
+}
+
+// Blocks that hold `rows` rows (of queries or keys) of every sequence, `tiles` to a head.
+inline int64_t tiles_of(int64_t rows, const AttentionShape& shape) {
+  return shape.cu_seqlens != nullptr ? rows / kRows + shape.documents : (rows + kRows - 1) / kRows;
+}
+
+inline View<const uint16_t> view_of(const void* data, const Strides& strides) {
+  return {static_cast<const uint16_t*>(data), strides};
+}
+
+// Whether every eight columns begin at a multiple of 16 bytes, and kRows rows span less than 2^31 elements.
+inline bool can_be_read(const void* data, const Strides& strides) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && strides.batch % 8 == 0 && strides.row % 8 == 0 &&
+         strides.head % 8 == 0 && strides.row >= 0 && strides.row < INT32_MAX / kRows;
+}
+
+inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape, int64_t tiles) {
+  Problem problem{};
+  problem.q = view_of(in.q, in.q_strides);
+  problem.k = view_of(in.k, in.k_strides);
+  problem.v = view_of(in.v, in.v_strides);
+  problem.queries = static_cast<int>(in.queries);
+  problem.keys = static_cast<int>(shape.keys);
+  problem.heads = static_cast<int>(in.heads);
+  problem.tiles = static_cast<int>(tiles);
+  problem.causal = in.causal;
+  problem.scale = static_cast<float>(in.scale);
+  problem.lengths = shape.lengths;
+  problem.cu_seqlens = shape.cu_seqlens;
+  problem.documents = shape.documents;
+  problem.threshold = in.dropout.threshold;
+  problem.seed = in.dropout.seed;
+  problem.keep = in.dropout.threshold ? static_cast<float>(in.dropout.scale()) : 1.0f;
+  return problem;
+}
+
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+// call(type, width, dropout) with what `in` and `shape` say as types.
+template <typename Type, int kWidth, typename Call>
+const char* with_dropout(const AttentionInputs& in, Call call) {
+  return in.dropout.threshold ? call(Type{}, Constant<kWidth>{}, std::true_type{})
+                              : call(Type{}, Constant<kWidth>{}, std::false_type{});
+}
+template <typename Type, typename Call>
+const char* with_width(const AttentionInputs& in, Call call) {
+  switch (in.width) {
+    case 32: return with_dropout<Type, 32>(in, call);
+    case 64: return with_dropout<Type, 64>(in, call);
+    case 96: return with_dropout<Type, 96>(in, call);
+    case 128: return with_dropout<Type, 128>(in, call);
+    default: return "attention: a head width that takes() refuses";
+  }
+}
+template <typename Call>
+const char* with_types(const AttentionInputs& in, const AttentionShape& shape, Call call) {
+  if (max(in.queries, shape.keys) > INT32_MAX - kRows) return "attention: sequences of 2^31 rows or more";
+  return shape.half ? with_width<Half>(in, call) : with_width<BFloat>(in, call);
+}
+
+// Of attention_kernels(), which attention_forward.cu makes.
+int64_t attention_workspace(const AttentionInputs& in, const AttentionShape& shape);
+const char* attention_backward(const AttentionBackward& job, const AttentionShape& shape, void* workspace,
+                               void* stream);
+
+}  // namespace cuda
+}  // namespace aura

@@ -1,0 +1,25 @@
+// What the CUDA library hands to the operators: one table of functions. No header of torch and none of CUDA, so that any
+// compiler reads it.
+//
+// Every function queues its work on `stream` (a cudaStream_t) of the current device and returns at once: null when it is
+// queued, else why it is not, in words that live for ever. Pointers are to the device's memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention.h"
+#include "cuda/norms.h"
+
+namespace aura {
+namespace cuda {
+
+struct Kernels {
+  // The current stream of a device, and whether these are the kernels for tensors in host memory too (tests only).
+  void* (*stream)(int device);
+  bool emulated;
+  NormKernels norms;
+  AttentionKernels attention;
+};
+
+}  // namespace cuda
+}  // namespace aura

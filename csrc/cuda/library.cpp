@@ -1,0 +1,14 @@
+// The one function that the library of CUDA kernels shows: its table.
+#include <c10/cuda/CUDAStream.h>
+
+#include "cuda/kernels.h"
+
+extern "C" __attribute__((visibility("default"))) const aura::cuda::Kernels* aura_cuda_kernels() {
+  using namespace aura::cuda;
+  static const Kernels table{
+      [](int device) {
+        return static_cast<void*>(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream());
+      },
+      false, norm_kernels(), attention_kernels()};
+  return &table;
+}

@@ -1,0 +1,587 @@
+// Layer normalisation (Ba et al. 2016) and RMS normalisation (Zhang and Sennrich 2019), with the residual addition and
+// its dropout before them; the formulas are those of csrc/cpu/norms.inl.
+//
+// All of this waits for memory, so a row crosses the bus once: its threads load it with 16-byte accesses and keep it in
+// registers, packed as it was. That leaves room for statistics in two passes, which lose no digits where the mean is
+// large (sum(x^2) - n mean^2 would). Where one warp holds a row, blocks have several rows and need no barrier; a longer
+// row has a block. Rows in registers and a partial sum of dweight for each of the blocks are ideas of NVIDIA's Apex
+// (fast layer norm) and of llm.c.
+//
+// Sums are the same on every card: what is added to what follows from rows and columns alone, and nothing is atomic.
+#include "cuda/norms.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <climits>
+#include <initializer_list>
+
+#include "cuda/launch.cuh"
+#include "cuda/philox.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/vectors.cuh"
+
+namespace aura {
+namespace cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 512;  // of a block, at most
+constexpr int kElements = 32;  // of a row in the registers of a thread, at most
+constexpr int kWarpRows = 4;   // of a block where a warp has a row
+
+// x, residual (and y, dy), weight.
+template <typename X_, typename R_, typename W_>
+struct Types {
+  using X = X_;
+  using R = R_;
+  using W = W_;
+};
+
+// ---- Pieces of the kernels. threadIdx.x counts the threads of a row, threadIdx.y the rows of a block. --------------
+
+template <int kSums>
+__device__ __forceinline__ void add_lanes(float (&sum)[kSums]) {
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], apart);
+  }
+}
+
+// Adds up one or two numbers over the threads of a row; all of them get the same sum, to the last bit.
+struct RowSum {
+  static constexpr int kMostWarps = kThreads / kWarp;
+  static constexpr int kSize = 2 * kMostWarps * 2 * sizeof(float);
+  float* warp_sums;
+  // Successive sums use the two halves of warp_sums in turn, so that one barrier a sum is enough: whoever writes a half
+  // again has passed the barrier after it was read.
+  int turn;
+
+  template <int kSums>
+  __device__ __forceinline__ void operator()(float (&sum)[kSums]) {
+    add_lanes(sum);
+    const int warps = static_cast<int>(blockDim.x) / kWarp;
+    if (warps == 1) return;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+    float* half = warp_sums + turn * 2 * kMostWarps;
+    turn ^= 1;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (lane == 0) half[2 * warp + i] = sum[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] = lane < warps ? half[2 * lane + i] : 0.0f;
+    add_lanes(sum);
+  }
+};
+
+// Dropout of the elements column .. column + kCount of a row; a vector lies within one counter's eight numbers.
+template <int kCount>
+__device__ __forceinline__ void drop(const Dropout& dropout, float scale, int64_t row, int64_t column,
+                                     float (&values)[kCount]) {
+  if (dropout.threshold == 0) return;
+  const uint4 bits = philox<1>(dropout.seed, static_cast<uint32_t>(row), static_cast<uint32_t>(column / 8), 0, 1);
+  const int first = kCount == 8 ? 0 : static_cast<int>(column % 8);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = philox_number(bits, first + i) >= dropout.threshold ? values[i] * scale : 0.0f;
+  }
+}
+
+// residual + dropout(x), rounded as it is stored: backward will see no other.
+template <typename X, typename R, int kCount>
+__device__ __forceinline__ Vector<R, kCount> add(const NormForward& a, float scale, int64_t row, int64_t column,
+                                                 const Vector<R, kCount>& residual, const Vector<X, kCount>& x) {
+  float values[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] = x[i];
+  drop(a.dropout, scale, row, column, values);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] += residual[i];
+  return to_vector<R>(values);
+}
+
+template <typename W, typename R, int kCount>
+__device__ __forceinline__ void normalise(const NormForward& a, int64_t row, int64_t column,
+                                          const Vector<R, kCount>& x, float mean, float rstd) {
+  const Vector<W, kCount> weight = load<W, kCount>(a.weight, column, InOrder{});
+  float y[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) y[i] = (x[i] - mean) * rstd * weight[i];
+  if (a.bias) {
+    const Vector<W, kCount> bias = load<W, kCount>(a.bias, column, InOrder{});
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) y[i] += bias[i];
+  }
+  store(a.y, row * a.columns + column, to_vector<R>(y));
+}
+
+template <typename R, int kCount>
+__device__ __forceinline__ float sum_of(const Vector<R, kCount>& x) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum += x[i];
+  return sum;
+}
+
+template <typename R, int kCount>
+__device__ __forceinline__ float squares_of(const Vector<R, kCount>& x, float mean) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum += (x[i] - mean) * (x[i] - mean);
+  return sum;
+}
+
+__device__ __forceinline__ float finish_statistics(const NormForward& a, int64_t row, bool rms, float mean,
+                                                   float squares) {
+  const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.columns) + static_cast<float>(a.eps));
+  if (threadIdx.x == 0) {
+    static_cast<float*>(a.rstd)[row] = rstd;
+    if (!rms) static_cast<float*>(a.mean)[row] = mean;
+  }
+  return rstd;
+}
+
+// With n = (x - mean) * rstd and g = dy * weight: adds g and g * n to sums, dy * n to dweight, dy to dbias.
+template <typename R, typename W, int kCount>
+__device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vector<R, kCount>& dy,
+                                           const Vector<W, kCount>& weight, float mean, float rstd, float (&sums)[2],
+                                           float (&dweight)[kCount], float (&dbias)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float n = (x[i] - mean) * rstd, d = dy[i], g = d * weight[i];
+    sums[0] += g;
+    sums[1] += g * n;
+    dweight[i] += d * n;
+    dbias[i] += d;
+  }
+}
+
+// The gradient of what was normalised, rstd * (g - mean(g) - n * mean(g * n)) plus what comes past the norm, and of x.
+template <typename T, int kCount>
+__device__ __forceinline__ void gradient(const NormBackward& a, float scale, int64_t row, int64_t column,
+                                         const Vector<typename T::R, kCount>& x,
+                                         const Vector<typename T::R, kCount>& dy, float mean, float rstd,
+                                         const float (&means)[2]) {
+  using X = typename T::X;
+  using R = typename T::R;
+  const int64_t at = row * a.columns + column;
+  const Vector<typename T::W, kCount> weight = load<typename T::W, kCount>(a.weight, column, InOrder{});
+  float d[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    d[i] = (dy[i] * weight[i] - means[0] - (x[i] - mean) * rstd * means[1]) * rstd;
+  }
+  if (a.d_new_residual) {
+    const Vector<R, kCount> past = load<R, kCount>(a.d_new_residual, at);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) d[i] += past[i];
+  }
+  const Vector<R, kCount> rounded = to_vector<R>(d);
+  store(a.dresidual, at, rounded);
+  if (!a.dx) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = rounded[i];
+  drop(a.dropout, scale, row, column, d);
+  store(a.dx, at, to_vector<X>(d));
+}
+
+// Where a thread's vectors lie in its row: those of a warp side by side, so that the distances between the vectors of
+// a thread are constants and cost no registers.
+template <int kCount, int kVectors>
+__device__ __forceinline__ int first_column() {
+  const int thread = static_cast<int>(threadIdx.x);
+  return thread / kWarp * (kWarp * kCount * kVectors) + thread % kWarp * kCount;
+}
+template <int kCount>
+constexpr int kStep = kWarp * kCount;
+
+// Sums in shared memory, one for each element of the row that a thread holds; laid out so that the accesses of the
+// threads of a warp touch each bank once.
+template <int kCount, int kVectors>
+struct Slots {
+  static constexpr int kPart = kCount < 4 ? kCount : 4;  // floats of an access
+  static constexpr int kParts = kCount / kPart;
+  float* sums;  // of this thread's row of the block
+
+  __device__ __forceinline__ int index(int vector, int part) const {
+    return first_column<kPart, kParts * kVectors>() + (vector * kParts + part) * kStep<kPart>;
+  }
+  __device__ __forceinline__ void get(int vector, float (&values)[kCount]) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const Vector<float, kPart> from = load<float, kPart>(sums, index(vector, part), InOrder{});
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) values[part * kPart + i] = from[i];
+    }
+  }
+  __device__ __forceinline__ void set(int vector, const float (&values)[kCount]) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float some[kPart];
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) some[i] = values[part * kPart + i];
+      store(sums, index(vector, part), to_vector<float>(some));
+    }
+  }
+};
+
+// Adds up the slots of the block's rows and writes them in the order of the columns.
+template <int kCount, int kVectors>
+__device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots, int columns, float* to) {
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = first_column<kCount, kVectors>() + v * kStep<kCount>;
+    if (column >= columns) return;
+    float sum[kCount] = {};
+    for (int row = 0; row < static_cast<int>(blockDim.y); ++row) {
+      float some[kCount];
+      Slots<kCount, kVectors>{slots.sums + row * static_cast<int>(blockDim.x) * kCount * kVectors}.get(v, some);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] += some[i];
+    }
+    store(to, column, to_vector<float>(sum));
+  }
+}
+
+// ---- Rows in registers --------------------------------------------------------------------------------------------
+
+template <typename T, int kCount, int kVectors>
+__global__ void __launch_bounds__(kThreads) forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
+  using X = typename T::X;
+  using R = typename T::R;
+  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
+       row += int64_t{gridDim.x} * blockDim.y) {
+    // All loads before the first store: they are under way together.
+    Vector<R, kCount> x[kVectors];
+    Vector<X, kCount> added[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * kStep<kCount>;
+      if (column >= columns) continue;
+      x[v] = load<R, kCount>(a.residual ? a.residual : a.x, row * columns + column);
+      if (a.residual) added[v] = load<X, kCount>(a.x, row * columns + column);
+    }
+    if (a.residual) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int column = first + v * kStep<kCount>;
+        if (column >= columns) continue;
+        x[v] = add(a, scale, row, column, x[v], added[v]);
+        store(a.new_residual, row * columns + column, x[v]);
+      }
+    }
+    float mean = 0;
+    if (!rms) {
+      float sum[1] = {};
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (first + v * kStep<kCount> < columns) sum[0] += sum_of(x[v]);
+      }
+      add_up(sum);
+      mean = sum[0] / static_cast<float>(columns);
+    }
+    float squares[1] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * kStep<kCount> < columns) squares[0] += squares_of(x[v], mean);
+    }
+    add_up(squares);
+    const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * kStep<kCount>;
+      if (column < columns) normalise<typename T::W>(a, row, column, x[v], mean, rstd);
+    }
+  }
+}
+
+// A block takes every gridDim-th of the rows. Its sums for dweight stay in registers and those for dbias in shared
+// memory: for both there are not registers enough.
+template <typename T, int kCount, int kVectors>
+__global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, int64_t rows, float scale,
+                                                          float* partials) {
+  using R = typename T::R;
+  using W = typename T::W;
+  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + RowSum::kSize) +
+                                      threadIdx.y * blockDim.x * kCount * kVectors};
+  const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
+  float dweight[kVectors][kCount] = {};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) slots.set(v, dweight[v]);
+
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
+       row += int64_t{gridDim.x} * blockDim.y) {
+    Vector<R, kCount> x[kVectors], dy[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * kStep<kCount>;
+      if (column >= columns) continue;
+      x[v] = load<R, kCount>(a.x, row * columns + column);
+      dy[v] = load<R, kCount>(a.dy, row * columns + column);
+    }
+    const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
+    const float rstd = static_cast<const float*>(a.rstd)[row];
+    float sums[2] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * kStep<kCount>;
+      if (column >= columns) continue;
+      float dbias[kCount] = {};
+      if (a.mean) slots.get(v, dbias);
+      accumulate(x[v], dy[v], load<W, kCount>(a.weight, column, InOrder{}), mean, rstd, sums, dweight[v], dbias);
+      if (a.mean) slots.set(v, dbias);
+    }
+    add_up(sums);
+    const float means[2] = {a.mean ? sums[0] / static_cast<float>(columns) : 0.0f,
+                            sums[1] / static_cast<float>(columns)};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * kStep<kCount>;
+      if (column < columns) gradient<T>(a, scale, row, column, x[v], dy[v], mean, rstd, means);
+    }
+  }
+
+  float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * columns;
+  if (a.mean) {
+    write_slots(slots, columns, partial + columns);
+    __syncthreads();
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) slots.set(v, dweight[v]);
+  write_slots(slots, columns, partial);
+}
+
+// ---- Rows too wide for that: read again in every pass, the partial sums in device memory ---------------------------
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, int64_t rows, bool rms, float scale) {
+  using X = typename T::X;
+  using R = typename T::R;
+  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const int64_t start = row * a.columns;
+    const void* from = a.x;
+    if (a.residual) {  // a thread reads again what it wrote itself, and nothing else
+      from = a.new_residual;
+      for (int64_t column = first; column < a.columns; column += step) {
+        const Vector<R, kCount> residual = load<R, kCount>(a.residual, start + column);
+        const Vector<X, kCount> x = load<X, kCount>(a.x, start + column);
+        store(a.new_residual, start + column, add(a, scale, row, column, residual, x));
+      }
+    }
+    float mean = 0;
+    if (!rms) {
+      float sum[1] = {};
+      for (int64_t column = first; column < a.columns; column += step) {
+        sum[0] += sum_of(load<R, kCount>(from, start + column, InOrder{}));
+      }
+      add_up(sum);
+      mean = sum[0] / static_cast<float>(a.columns);
+    }
+    float squares[1] = {};
+    for (int64_t column = first; column < a.columns; column += step) {
+      squares[0] += squares_of(load<R, kCount>(from, start + column, InOrder{}), mean);
+    }
+    add_up(squares);
+    const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
+    for (int64_t column = first; column < a.columns; column += step) {
+      normalise<typename T::W>(a, row, column, load<R, kCount>(from, start + column, InOrder{}), mean, rstd);
+    }
+  }
+}
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, int64_t rows, float scale,
+                                                          float* partials) {
+  using R = typename T::R;
+  using W = typename T::W;
+  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
+  float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * a.columns;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const int64_t start = row * a.columns;
+    const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
+    const float rstd = static_cast<const float*>(a.rstd)[row];
+    float sums[2] = {};
+    for (int64_t column = first; column < a.columns; column += step) {
+      float dweight[kCount] = {}, dbias[kCount] = {};
+      if (row >= gridDim.x) {  // not the block's first
+        const Vector<float, kCount> so_far = load<float, kCount>(partial, column, InOrder{});
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) dweight[i] = so_far[i];
+        if (a.mean) {
+          const Vector<float, kCount> bias_so_far = load<float, kCount>(partial, a.columns + column, InOrder{});
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) dbias[i] = bias_so_far[i];
+        }
+      }
+      accumulate(load<R, kCount>(a.x, start + column), load<R, kCount>(a.dy, start + column),
+                 load<W, kCount>(a.weight, column, InOrder{}), mean, rstd, sums, dweight, dbias);
+      store(partial, column, to_vector<float>(dweight));
+      if (a.mean) store(partial, a.columns + column, to_vector<float>(dbias));
+    }
+    add_up(sums);
+    const float means[2] = {a.mean ? sums[0] / static_cast<float>(a.columns) : 0.0f,
+                            sums[1] / static_cast<float>(a.columns)};
+    for (int64_t column = first; column < a.columns; column += step) {
+      gradient<T>(a, scale, row, column, load<R, kCount>(a.x, start + column),
+                  load<R, kCount>(a.dy, start + column), mean, rstd, means);
+    }
+  }
+}
+
+// ---- The partial sums ---------------------------------------------------------------------------------------------
+
+// A block of 32 x 32 threads adds up 32 columns: each row of threads every 32nd of the partial sums, then all rows.
+// blockIdx.y: 0 dweight, 1 dbias.
+template <typename W>
+__global__ void __launch_bounds__(kWarp* kWarp)
+    add_partials(const float* partials, int64_t blocks, int64_t columns, int64_t stride, void* dweight, void* dbias) {
+  constexpr int kPitch = kWarp + 1;  // columns are read as well as rows, each from all banks
+  float* tile = reinterpret_cast<float*>(shared_memory());
+  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
+  const int64_t column = int64_t{blockIdx.x} * kWarp + x, turned = int64_t{blockIdx.x} * kWarp + y;
+  float sum[1] = {};
+  if (column < columns) {
+    const float* from = partials + blockIdx.y * columns + column;
+#pragma unroll 8
+    for (int64_t block = y; block < blocks; block += kWarp) sum[0] += from[block * stride];
+  }
+  tile[y * kPitch + x] = sum[0];
+  __syncthreads();
+  sum[0] = tile[x * kPitch + y];
+  add_lanes(sum);
+  if (x == 0 && turned < columns) store(blockIdx.y ? dbias : dweight, turned, to_vector<W>(sum));
+}
+
+// ---- Launches -----------------------------------------------------------------------------------------------------
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How many elements of a row a thread keeps in registers, in vectors of `count`; 0: the row does not fit. As many as
+// the registers hold well: four vectors of 16 bytes, eight only where there are not threads enough otherwise.
+int elements_of(int64_t columns, int count) {
+  if (count == 1) return columns <= kThreads * 16 ? 16 : 0;
+  if (columns <= kWarp * 8) return 8;
+  if (columns <= (count == 4 ? kThreads : kWarp) * 16) return 16;
+  return columns <= kThreads * kElements ? kElements : 0;
+}
+
+// The threads of a row (x) and the rows of a block (y).
+dim3 block_of(int64_t columns, int elements) {
+  if (elements == 0) return dim3(kThreads, 1);
+  const unsigned warps = static_cast<unsigned>(ceil_div(columns, kWarp * elements));
+  return dim3(warps * kWarp, warps == 1 ? kWarpRows : 1);
+}
+
+// Enough blocks to fill any card a few times over, so that the last ones to run leave little of it idle; and each with
+// rows enough for its partial sums to be little beside them. Of these as few as take no longer. Reckoned for blocks of
+// 16-bit rows, whatever they are.
+int64_t partials(int64_t rows, int64_t columns) {
+  constexpr int64_t kThreadsInAll = 131072, kFewestTurns = 4;
+  const dim3 block = block_of(columns, elements_of(columns, 8));
+  const int64_t most = kThreadsInAll / (block.x * block.y);
+  const int64_t turns = std::max(kFewestTurns, ceil_div(rows, most * block.y));
+  return ceil_div(rows, turns * block.y);
+}
+
+// How many elements an access brings: `count` where rows are made of so many and every tensor begins on 16 bytes.
+int access(int64_t columns, int count, std::initializer_list<const void*> tensors) {
+  const bool aligned = std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
+    return reinterpret_cast<uintptr_t>(tensor) % 16 == 0;
+  });
+  return aligned && columns % count == 0 ? count : 1;
+}
+
+dim3 grid_of(int64_t blocks, unsigned y = 1) {
+  return dim3(static_cast<unsigned>(std::min<int64_t>(blocks, INT_MAX)), y);
+}
+
+// Calls call(Types<...>{}) for the element types of that name.
+template <typename Call>
+const char* with_types(NormTypes types, const Call& call) {
+  switch (types) {
+    case NormTypes::kFloat: return call(Types<float, float, float>{});
+    case NormTypes::kBFloat16: return call(Types<BFloat, BFloat, BFloat>{});
+    case NormTypes::kBFloat16Float: return call(Types<BFloat, BFloat, float>{});
+    case NormTypes::kBFloat16FloatFloat: return call(Types<BFloat, float, float>{});
+    case NormTypes::kHalf: return call(Types<Half, Half, Half>{});
+    case NormTypes::kHalfFloat: return call(Types<Half, Half, float>{});
+    case NormTypes::kHalfFloatFloat: return call(Types<Half, float, float>{});
+    case NormTypes::kDouble: break;
+  }
+  return "the norms have kernels for float32, bfloat16 and float16 on a GPU";
+}
+
+template <typename T>
+const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* stream) {
+  constexpr int kCount = 16 / kBytes<typename T::R>;
+  const int count = access(a.columns, kCount, {a.x, a.residual, a.new_residual, a.y, a.weight, a.bias});
+  const int elements = elements_of(a.columns, count);
+  auto kernel = count == 1 ? forward_wide<T, 1> : forward_wide<T, kCount>;
+  if (elements == 8) kernel = forward_rows<T, kCount, 8 / kCount>;
+  if (elements == 16) kernel = count == 1 ? forward_rows<T, 1, 16> : forward_rows<T, kCount, 16 / kCount>;
+  if (elements == 32) kernel = forward_rows<T, kCount, 32 / kCount>;
+  const dim3 block = block_of(a.columns, elements);
+  return launch(kernel, grid_of(ceil_div(rows, block.y)), block, RowSum::kSize, stream, a, rows, rms,
+                static_cast<float>(a.dropout.scale()));
+}
+
+template <typename T>
+const char* backward_as(const NormBackward& a, int64_t rows, float* sums, void* stream) {
+  constexpr int kCount = 16 / kBytes<typename T::R>;
+  const int count =
+      access(a.columns, kCount, {a.dy, a.weight, a.x, a.d_new_residual, a.dresidual, a.dx, sums});
+  const int elements = elements_of(a.columns, count);
+  auto kernel = count == 1 ? backward_wide<T, 1> : backward_wide<T, kCount>;
+  if (elements == 8) kernel = backward_rows<T, kCount, 8 / kCount>;
+  if (elements == 16) kernel = count == 1 ? backward_rows<T, 1, 16> : backward_rows<T, kCount, 16 / kCount>;
+  if (elements == 32) kernel = backward_rows<T, kCount, 32 / kCount>;
+  const dim3 block = block_of(a.columns, elements);
+  const int slots = static_cast<int>(block.x * block.y * sizeof(float)) * elements;
+  return launch(kernel, grid_of(partials(rows, a.columns)), block, RowSum::kSize + slots, stream, a, rows,
+                static_cast<float>(a.dropout.scale()), sums);
+}
+
+template <typename W>
+const char* add_partials_as(const float* sums, int64_t blocks, int64_t columns, int64_t stride, void* dweight,
+                            void* dbias, void* stream) {
+  return launch(add_partials<W>, grid_of(ceil_div(columns, kWarp), dbias ? 2 : 1), dim3(kWarp, kWarp),
+                kWarp * (kWarp + 1) * static_cast<int>(sizeof(float)), stream, sums, blocks, columns, stride, dweight,
+                dbias);
+}
+
+const char* forward(const NormForward& a, int64_t rows, bool rms, NormTypes types, void* stream) {
+  return with_types(types, [&](auto t) -> const char* {
+    if (rows == 0) return nullptr;
+    return forward_as<decltype(t)>(a, rows, rms, stream);
+  });
+}
+
+const char* backward(const NormBackward& a, int64_t rows, NormTypes types, void* partial_sums, void* dweight,
+                     void* dbias, void* stream) {
+  return with_types(types, [&](auto t) -> const char* {
+    float* sums = static_cast<float*>(partial_sums);
+    if (rows > 0) {
+      const char* error = backward_as<decltype(t)>(a, rows, sums, stream);
+      if (error) return error;
+    }
+    return add_partials_as<typename decltype(t)::W>(sums, partials(rows, a.columns), a.columns,
+                                                    (a.mean ? 2 : 1) * a.columns, dweight, dbias, stream);
+  });
+}
+
+}  // namespace
+
+NormKernels norm_kernels() { return {forward, partials, backward}; }
+
+}  // namespace cuda
+}  // namespace aura

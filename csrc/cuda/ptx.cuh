@@ -1,0 +1,102 @@
+// The instructions of the GPU that CUDA C++ has no name for, one function each (PTX ISA 8.x, sections in the comments).
+// tests/cuda_on_cpu/cuda/ptx.cuh says in plain C++ what each of them does.
+#pragma once
+
+#include <cstdint>
+
+namespace aura {
+namespace cuda {
+
+// Where a generic pointer into shared memory lies in the shared window.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The block's dynamic shared memory, aligned to 1024 bytes when the launch asks for that much more.
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(1024) unsigned char aura_shared_memory[];
+  return aura_shared_memory;
+}
+
+// 9.7.9.25 cp.async: 16 bytes from device to shared memory, both aligned to 16, beside what the thread does; the first
+// `bytes` of them are read, the rest is zeros (0: nothing is read).
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Until at most `kPending` of this thread's committed groups are under way. A barrier makes them visible to others.
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// 9.7.14.5.15 ldmatrix: four 8 x 8 matrices of 16-bit values. Lane l gives the address of row l % 8 (16 bytes) of matrix
+// l / 8, and receives in r[m] the values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix m; of its transpose the same.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+struct Half {};    // 16-bit values are fp16
+struct BFloat {};  // or bf16
+
+// 9.7.14.5.8 mma.m16n8k16, d[16, 8] += a[16, 16] b[16, 8], products and sums in float. With g = lane / 4, t = lane % 4:
+// a[0] rows g, columns 2 t and 2 t + 1; a[1] rows g + 8; a[2] rows g, columns + 8; a[3] rows g + 8, columns + 8;
+// b[0] rows 2 t and 2 t + 1, column g; b[1] rows + 8; d[0], d[1] row g, columns 2 t and 2 t + 1; d[2], d[3] row g + 8.
+__device__ __forceinline__ void multiply(BFloat, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply(Half, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats rounded to nearest even, `low` in the lower 16 bits; and back.
+__device__ __forceinline__ uint32_t pack(BFloat, float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ __forceinline__ uint32_t pack(Half, float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ __forceinline__ float low_half(BFloat, uint32_t packed) { return __uint_as_float(packed << 16); }
+__device__ __forceinline__ float high_half(BFloat, uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
+__device__ __forceinline__ float low_half(Half, uint32_t packed) {
+  float value;
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}\n" : "=f"(value) : "r"(packed));
+  return value;
+}
+__device__ __forceinline__ float high_half(Half, uint32_t packed) {
+  float value;
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}\n" : "=f"(value) : "r"(packed));
+  return value;
+}
+
+// 2^x, about 2 units in the last place; -inf gives 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace cuda
+}  // namespace aura

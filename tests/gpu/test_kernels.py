@@ -1,0 +1,129 @@
+"""The CUDA kernels on a card, by the tests of the CPU's: values, gradients, torch's own checks, streams, graphs."""
+
+import pytest
+import torch
+
+from aura import cuda_extension, extension, ops
+from tests import test_attention, test_norms
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+HALVES = (torch.bfloat16, torch.float16)
+FLOAT = torch.float32
+NORM_DTYPES = ((FLOAT,) * 3, *((half, *rest) for half in HALVES
+                               for rest in ((half, half), (half, FLOAT), (FLOAT, FLOAT))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    try:
+        cuda_extension.load()
+    except extension.Unavailable as problem:
+        pytest.skip(str(problem))
+    with ops.using("fused", "cuda"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def half_precision(monkeypatch):
+    for tests in (test_norms, test_attention):
+        monkeypatch.setitem(tests.LIMITS, torch.float16, 2e-3)
+
+
+def drawn(kind, rows, columns, dtypes):
+    operands = test_norms.drawn(kind, rows, columns, dtypes)
+    return [operand.detach().cuda().requires_grad_() for operand in operands]
+
+
+def qkv(*shape, dtype=torch.bfloat16):
+    return [x.cuda().requires_grad_() for x in test_attention.qkv(*shape, dtype)]
+
+
+# ---- Values and gradients --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtypes", NORM_DTYPES, ids=lambda dtypes: "-".join(str(d)[6:] for d in dtypes))
+@pytest.mark.parametrize("kind", test_norms.KINDS)
+def test_norms_against_the_formula(kind, dtypes):
+    from aura.fused import norms
+
+    if not kind.startswith("add") and dtypes[0] != dtypes[1]:
+        pytest.skip("there is no residual")
+    for columns in (1, 7, 40, 65, 768, 1000, 1024, 4096, 5120, 16384, 16392):
+        for rows in (0, 1, 37, 300):
+            test_norms.compare(norms, kind, drawn(kind, rows, columns, dtypes))
+        if kind.startswith("add"):
+            keep = test_norms.multipliers(11, 0.3, 6, columns).cuda()
+            test_norms.compare(norms, kind, drawn(kind, 6, columns, dtypes), keep=keep, dropout=0.3,
+                               seed=torch.tensor(11))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", ops.GPU_WIDTHS)
+def test_attention_against_the_formula(width, causal, dtype):
+    seed, bounds = torch.tensor([5]), torch.tensor([0, 3, 3, 60, 131, 132, 600])
+    for options in (test_attention.NONE, (0.2, seed, None, None), (0.0, None, torch.tensor([300, 0]), None),
+                    (0.2, seed, torch.tensor([17, 129]), None), (0.0, None, None, bounds), (0.2, seed, None, bounds)):
+        for packed in (True, False):
+            test_attention.agree(test_attention.qkv(2, 300, 3, width, dtype), causal, options, packed=packed,
+                                 device="cuda")
+    for rows in (1, 7, 64, 65, 127, 1000):
+        test_attention.agree(test_attention.qkv(1, rows, 2, width, dtype), causal, device="cuda")
+
+
+def test_more_keys_than_queries_and_fewer():
+    for rows, keys in ((1, 100), (100, 1), (70, 144), (5, 0)):
+        test_attention.agree(test_attention.qkv(2, rows, 3, 64, torch.bfloat16, keys), causal=False, device="cuda")
+
+
+# ---- What torch asks of an operator ----------------------------------------------------------------------------------
+
+
+def test_opcheck():
+    x, residual, weight, bias = drawn("add_layer_norm", 5, 40, (FLOAT,) * 3)
+    seed, lengths = torch.tensor([3]), torch.tensor([7, 0], device="cuda")
+    for name, arguments in (("layer_norm", (x, weight, bias, 1e-5)), ("rms_norm", (x, weight, 1e-5)),
+                            ("add_layer_norm", (x, residual, weight, bias, 1e-5, 0.2, seed)),
+                            ("add_rms_norm", (x, residual, weight, 1e-5, 0.0, None)),
+                            ("attention", (*qkv(2, 9, 2, 64), True, 0.1, 0.2, seed, lengths, None))):
+        torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
+
+
+def test_lengths_on_the_device_are_those_in_host_memory():
+    inputs, lengths = qkv(2, 70, 2, 64), torch.tensor([70, 33])
+    here, there = (ops.attention(*inputs, causal=False, lengths=each) for each in (lengths, lengths.cuda()))
+    assert torch.equal(here, there)
+
+
+def test_the_same_bits_every_time():
+    inputs = qkv(2, 500, 3, 64)
+    first, second = (torch.autograd.grad(ops.attention(*inputs).sum(), inputs) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+    operands = drawn("layer_norm", 3000, 768, (torch.bfloat16,) * 3)
+    first, second = (torch.autograd.grad(ops.layer_norm(*operands).float().square().sum(), operands) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_another_stream_and_a_graph():
+    """Work goes where torch's does, and can be recorded and played again with other values."""
+    static = [x.detach() for x in qkv(1, 130, 2, 64)]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        beside = ops.attention(*static)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(beside, ops.attention(*static))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = ops.attention(*static)
+    for x in static:
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(recorded, ops.attention(*static))
+
+
+def test_what_the_kernels_do_not_take_goes_to_torch():
+    for x in (*qkv(1, 30, 2, 40), *qkv(1, 30, 2, 64, dtype=FLOAT)):
+        assert not ops._takes_heads(x)
+    q, k, v = qkv(1, 30, 2, 40)
+    assert ops.attention(q, k, v).isfinite().all()

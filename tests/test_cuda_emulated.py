@@ -1,0 +1,117 @@
+"""The CUDA kernels on the processor, by the tests of the CPU's: csrc/cuda/*.cu compiled against tests/cuda_on_cpu,
+whose threads are fibers. What only a card can show is in tests/gpu."""
+
+import ctypes
+import subprocess
+
+import pytest
+import torch
+
+from aura import cuda_extension, extension
+from tests import test_attention, test_norms
+
+HERE = extension.ROOT / "tests" / "cuda_on_cpu"
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{extension.CSRC}", "-Wno-unknown-pragmas"]
+LIMIT_S = 300
+HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
+NORM_DTYPES = ((FLOAT,) * 3, (HALF,) * 3, (BFLOAT16, BFLOAT16, FLOAT), (BFLOAT16, FLOAT, FLOAT))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(tmp_path_factory):
+    """The operators carry out every tensor with the emulated kernels while this lasts."""
+    module = extension.load()
+    if not extension.has_ops(module):
+        pytest.skip(extension.status())
+    library = tmp_path_factory.mktemp("cuda") / "emulated.so"
+    sources = [*sorted((extension.CSRC / "cuda").glob("*.cu")), HERE / "runtime.cpp", HERE / "library.cpp"]
+    objects = [library.with_name(f"{source.stem}.o") for source in sources]
+    with_flags = [*extension.find_compiler(), *FLAGS]
+    running = [subprocess.Popen([*with_flags, "-c", "-x", "c++", source, "-o", to])
+               for source, to in zip(sources, objects, strict=True)]
+    assert [each.wait(LIMIT_S) for each in running] == [0] * len(running)
+    subprocess.run([*with_flags, *objects, "-o", library], check=True, timeout=LIMIT_S)
+    cuda_extension.hand_over(ctypes.CDLL(str(library)))
+    yield
+    module.load_gpu_kernels(0)
+
+
+@pytest.fixture(autouse=True)
+def half_precision(monkeypatch):
+    """What the tests of the CPU allow, and float16 besides."""
+    for tests in (test_norms, test_attention):
+        monkeypatch.setitem(tests.LIMITS, HALF, 2e-3)
+
+
+# ---- Norms ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtypes", NORM_DTYPES, ids=lambda dtypes: "-".join(str(d)[6:] for d in dtypes))
+@pytest.mark.parametrize("kind", test_norms.KINDS)
+def test_norms_of_every_type(kind, dtypes):
+    from aura.fused import norms
+
+    if not kind.startswith("add") and dtypes[0] != dtypes[1]:
+        pytest.skip("there is no residual")
+    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 776)):
+        test_norms.compare(norms, kind, test_norms.drawn(kind, rows, columns, dtypes))
+    if kind.startswith("add"):
+        for columns in (7, 40):
+            keep = test_norms.multipliers(11, 0.3, 6, columns)
+            operands = test_norms.drawn(kind, 6, columns, dtypes)
+            test_norms.compare(norms, kind, operands, keep=keep, dropout=0.3, seed=torch.tensor(11))
+
+
+def test_wide_and_unaligned_rows():
+    from aura.fused import norms
+
+    test_norms.compare(norms, "add_layer_norm", test_norms.drawn("add_layer_norm", 2, 2056, (BFLOAT16,) * 3))
+    test_norms.compare(norms, "layer_norm", test_norms.drawn("layer_norm", 1, 16392, (BFLOAT16,) * 3))
+    x = torch.randn(41 * 3 + 1)[1:].view(3, 41)[:, :40].contiguous()
+    for operands in ([torch.randn(3 * 40 + 1)[1:].view(3, 40), torch.ones(40)], [x, torch.randn(41)[1:]]):
+        test_norms.compare(norms, "rms_norm", [t.requires_grad_() for t in operands])
+
+
+def test_a_large_mean_costs_no_digits():
+    from aura.fused import norms
+
+    x = torch.randn(4, 768) + 1e4
+    exact = torch.nn.functional.layer_norm(x.double(), (768,))
+    assert (norms.layer_norm(x, torch.ones(768), None).double() - exact).abs().max() < 2e-3
+
+
+# ---- Attention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width,dtype", [(32, BFLOAT16), (64, HALF), (96, BFLOAT16), (128, HALF)], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_of_every_width(causal, width, dtype):
+    for rows in (1, 130):
+        test_attention.agree(test_attention.qkv(1, rows, 1, width, dtype), causal, packed=rows == 130)
+
+
+def test_more_keys_than_queries_and_fewer():
+    for rows, keys in ((1, 100), (20, 144), (5, 0)):
+        test_attention.agree(test_attention.qkv(1, rows, 1, 32, BFLOAT16, keys), causal=False)
+
+
+@pytest.mark.parametrize("causal,dropout", [(True, 0.3), (False, 0.0)])
+def test_key_padding_and_documents(causal, dropout):
+    seed = torch.tensor([7]) if dropout else None
+    lengths, bounds = torch.tensor([65, 0, 37]), torch.tensor([0, 3, 3, 60, 131, 132, 195])
+    for options in ((dropout, seed, lengths, None), (dropout, seed, None, bounds)):
+        test_attention.agree(test_attention.qkv(3, 65, 1, 32, BFLOAT16), causal, options, packed=True)
+
+
+def test_what_lies_in_padding_does_not_matter():
+    q, k, v = test_attention.qkv(2, 65, 2, 32, BFLOAT16)
+    k[0, 20:], v[0, 20:] = torch.nan, torch.inf
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = torch.ops.aura.attention(*inputs, True, 0.2, 0.0, None, torch.tensor([20, 65]), None)[0]
+    assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
+
+
+def test_what_the_kernels_do_not_take_is_refused():
+    for width, dtype in ((40, BFLOAT16), (64, FLOAT)):
+        with pytest.raises(RuntimeError, match="head width 40|float16 or bfloat16"):
+            torch.ops.aura.attention(*test_attention.qkv(1, 8, 1, width, dtype), True, 1.0, *test_attention.NONE)

@@ -1,0 +1,62 @@
+"""How the CUDA kernels are built, as far as that shows without a card, and what is said where they cannot be."""
+
+import subprocess
+
+import pytest
+import torch
+
+from aura import cuda_extension, extension, ops
+from aura.errors import UserError
+from aura.extension import Unavailable
+
+
+@pytest.fixture
+def toolkit(tmp_path, monkeypatch):
+    """A folder whose nvcc is of CUDA 13.0, named by CUDA_HOME; torch is of 13.0 too."""
+    nvcc = tmp_path / "con espacio" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return nvcc.parent.parent
+
+
+def test_the_toolkit_is_that_of_torch(toolkit, monkeypatch):
+    assert cuda_extension.find_toolkit() == toolkit
+    monkeypatch.setattr(torch.version, "cuda", "13.2")  # the same first number
+    assert cuda_extension.find_toolkit() == toolkit
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(Unavailable, match=r"nvcc es de CUDA 13\.0 .* y torch de CUDA 12\.8"):
+        cuda_extension.find_toolkit()
+    monkeypatch.setenv("CUDA_HOME", str(toolkit / "nada"))
+    with pytest.raises(Unavailable, match="no se encuentra nvcc en .*nada"):
+        cuda_extension.find_toolkit()
+
+
+@pytest.mark.parametrize("capability,name", [((8, 0), "80"), ((8, 6), "86"), ((9, 0), "90a"), ((12, 0), "120")])
+def test_only_for_the_card_that_is_here(capability, name):
+    assert cuda_extension.architecture(capability) == ["-gencode", f"arch=compute_{name},code=sm_{name}"]
+
+
+def test_every_source_is_built_and_linked(toolkit, tmp_path):
+    """By ninja's own reading of the file, paths with spaces and all."""
+    rules = cuda_extension.ninja_file(toolkit, extension.find_compiler(), (8, 6))
+    (tmp_path / "build.ninja").write_text(rules)
+    told = subprocess.run([extension._ninja(), "-n", "-v"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                          check=True).stdout
+    sources = [*(extension.CSRC / "cuda").glob("*.cu"), extension.CSRC / "cuda" / "library.cpp"]
+    assert len(sources) > 3 and all(told.count(f"{source} -o {source.stem}.o") == 1 for source in sources), told
+    assert told.count("arch=compute_86,code=sm_86") == len(sources) - 1
+    (link,) = [line for line in told.splitlines() if line.endswith(f"-o {cuda_extension.OUTPUT}")]
+    assert all(f"{source.stem}.o" in link for source in sources) and "-lc10_cuda" in link
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_fused_says_so_and_nothing_else_is_lost():
+    before = ops._choice, ops._gpu
+    with pytest.raises(UserError, match="--attention fused: no hay ninguna GPU .*--attention auto o sdpa"):
+        ops.use("fused", "cuda")
+    assert (ops._choice, ops._gpu) == before
+    with ops.using("auto", "cuda"):
+        assert ops.describe(torch.device("cuda")).startswith("atención: scaled_dot_product_attention de torch")
