@@ -1,0 +1,55 @@
+"""benchmarks/gpu.py as far as it goes without a card: its cases with the CPU's kernels, its rows and its table."""
+
+import pytest
+import torch
+
+from aura import extension, ops
+
+
+@pytest.fixture
+def gpu(benchmark):
+    if not extension.has_ops(extension.load()):
+        pytest.skip(extension.status())
+    return benchmark("gpu")
+
+
+def on_the_cpu(case):
+    case.contestants[0].context = lambda: ops.using("fused")
+    return case
+
+
+def cases(gpu):
+    bfloat16 = torch.bfloat16
+    for kind in ("layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm"):
+        yield gpu.norm_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
+    for causal in (True, False):
+        yield gpu.attention_case(32, 64, causal, bfloat16, "cpu", tokens=64)
+    yield gpu.documents_case(32, 64, bfloat16, "cpu", tokens=64)
+
+
+def test_every_case_is_checked_timed_and_told(gpu):
+    rows, ceilings = [], {"copy": 1e9, "matmul": 1e9}
+    for case in map(on_the_cpu, cases(gpu)):
+        errors = gpu.check(case)
+        assert "ours" in errors and len(errors) > 1
+        for direction in (gpu.FORWARD, gpu.BACKWARD):
+            samples = gpu.take_turns(gpu.calls(case, direction), 1, gpu.timer("cpu"))
+            found = gpu.rows_of(case, direction, samples, errors, ceilings)
+            assert [row["peer"] for row in found] == [name for name in errors if name != "ours"]
+            assert all(row["ratio"] > 0 and row["share_of_ceiling"] > 0 for row in found)
+            rows += found
+    table = gpu.markdown({"rows": rows})
+    assert len(table.splitlines()) == 2 + 2 * 7 and "attention, bfloat16, 4 documents" in table
+
+
+def test_a_wrong_result_is_refused(gpu):
+    case = on_the_cpu(gpu.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
+    case.contestants[1].run = lambda x, weight: 1.1 * x * weight
+    with pytest.raises(SystemExit, match="resultado rechazado: torch, rms_norm"):
+        gpu.check(case)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_so(gpu, capsys):
+    gpu.main([])
+    assert capsys.readouterr().out.startswith("Omitido: hace falta una GPU")
