@@ -119,7 +119,10 @@ def _follow(store, desk, rank, timeout):
         key = f"links/order/{number}" if desk else "links/survey"
         _wait(store, [key, "links/survey"], deadline)
         if store.check(["links/survey"]):
-            return _from_json(store.get("links/survey"))
+            result = _from_json(store.get("links/survey"))
+            with contextlib.suppress(RuntimeError):  # rank 0 has given up waiting, and left
+                store.set(f"links/read/{rank}", "1")
+            return result
         if not store.check([key]):
             return Survey(silent=[0])
         order = json.loads(store.get(key))
@@ -161,6 +164,9 @@ def _lead(store, desk, peers, first, deadline):
     result.silent.sort()
     text = json.dumps(asdict(result))
     store.set("links/survey", text)
+    # Whoever leads may leave at once, and take the store along: not before the others, over a bad link, have read it.
+    readers = [f"links/read/{rank}" for rank in peers if rank and rank not in result.silent]
+    _wait(store, readers, time.monotonic() + ANSWER_SECONDS, every=True)
     return _from_json(text)
 
 

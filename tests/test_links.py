@@ -86,6 +86,8 @@ def survey_in_threads(addresses, present, timeout=20.0, here=()):
 
     def one(rank):
         results[rank] = links.survey(store, rank, peers, timeout)
+        if rank == 0:
+            results["read"] = [other for other in present[1:] if store.check([f"links/read/{other}"])]
 
     threads = [threading.Thread(target=one, args=[rank]) for rank in present]
     for thread in threads:
@@ -120,6 +122,11 @@ def test_a_machine_that_stops_answering_is_silent_and_the_others_go_on(monkeypat
 
 def test_one_machine_alone_measures_nothing():
     assert survey_in_threads(["127.0.0.1"] * 2, [0, 1])[1] == Survey(clocks={0: (0.0, 0.0)})
+
+
+def test_who_leads_leaves_when_all_have_read():
+    """It may take the store along."""
+    assert survey_in_threads(["127.0.0.1"] * 3, [0, 1, 2])["read"] == [1, 2]
 
 
 def test_a_store_that_does_not_answer_is_rank_zero_silent():
