@@ -299,6 +299,7 @@ def _run_ninja(ninja: str, folder: Path) -> None:
 
 
 def build(compiler: list[str], target: Path, native: bool) -> None:
+    """Build the extension at `target`; `native`: for this machine alone."""
     run_build(_ninja_file(compiler, native), OUTPUT, target)
 
 

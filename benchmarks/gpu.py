@@ -45,7 +45,7 @@ WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc
 
 @dataclasses.dataclass
 class Contestant:
-    """run maps the inputs to a tensor or a tuple of them. directions: those it takes part in."""
+    """One who takes part. run maps the inputs to a tensor or a tuple of them."""
 
     name: str
     run: Callable

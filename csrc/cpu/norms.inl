@@ -5,9 +5,9 @@
 // where the mean is large (sum(x^2) - n mean^2 would).
 #pragma once
 
-#include "norms.h"
 #include "cpu/philox.h"
 #include "cpu/vec.h"
+#include "norms.h"
 
 namespace aura {
 namespace AURA_ISA {

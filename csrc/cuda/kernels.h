@@ -1,8 +1,8 @@
-// What the CUDA library hands to the operators: one table of functions. No header of torch and none of CUDA, so that any
-// compiler reads it.
+// What the CUDA library hands to the operators: one table of functions. No header of torch and none of CUDA, so that
+// any compiler reads it.
 //
-// Every function queues its work on `stream` (a cudaStream_t) of the current device and returns at once: null when it is
-// queued, else why it is not, in words that live for ever. Pointers are to the device's memory.
+// Every function queues its work on `stream` (a cudaStream_t) of the current device and returns at once: null when it
+// is queued, else why it is not, in words that live for ever. Pointers are to the device's memory.
 #pragma once
 
 #include <cstdint>

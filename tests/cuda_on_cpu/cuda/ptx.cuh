@@ -27,16 +27,21 @@ inline uint16_t at(const unsigned char* row, int column) {
 }
 inline float wide(uint16_t bits, bool half) {
   if (!half) return __uint_as_float(uint32_t{bits} << 16);
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return static_cast<float>(value);
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                              : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  if (exponent == 31) value = mantissa ? NAN : INFINITY;
+  return bits >> 15 ? -value : value;
 }
 inline uint16_t narrow(float value, bool half) {
   if (half) {
-    const _Float16 rounded = static_cast<_Float16>(value);
-    uint16_t bits;
-    std::memcpy(&bits, &rounded, 2);
-    return bits;
+    if (std::isnan(value)) return 0x7fff;
+    const float size = std::fabs(value);
+    const uint32_t sign = std::signbit(value) ? 0x8000 : 0;
+    if (size >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00);
+    const int exponent = size < 6.103515625e-5f ? -14 : std::ilogb(size);  // below 2^-14 the steps grow no finer
+    const int steps = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
+    return static_cast<uint16_t>(sign | (((exponent + 14) << 10) + steps));
   }
   const uint32_t bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
