@@ -7,13 +7,15 @@ Everybody works in one process, in turns, timed by the card's own events around 
 case is timed, everybody's results and gradients are compared with float64. The ceilings are measured in the same run:
 a copy of 1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
 half of it where it is causal, whoever computes more; the bytes of a norm are each input read and each output written
-once.
+once. A training step is of gpt2, and of the largest models the scripts train; its FLOP are those of the model's own
+function, and of a GPT the memory it takes is put beside what aura/plan.py says.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import functools
+import gc
 import statistics
 import sys
 import time
@@ -26,11 +28,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
+import hrm_step  # noqa: E402
 import measure  # noqa: E402
 import train_step  # noqa: E402
 
-from aura import cuda_extension, extension, ops  # noqa: E402
-from aura.models import gpt  # noqa: E402
+import hrm_training_large_1b  # noqa: E402
+import train_distributed  # noqa: E402
+import train_tensordock  # noqa: E402
+from aura import backend, cuda_extension, extension, ops, plan  # noqa: E402
+from aura.models import bert, gpt, hrm  # noqa: E402
 
 SEED, EPS = 1234, 1e-5
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
@@ -38,6 +44,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
 ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D: heads of 64 and of 128
 STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
+MODEL_ROUNDS = 3  # a step of the largest takes seconds
+BERT_BATCH, BERT_LENGTH = 32, 384
 SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
 WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc"
@@ -286,10 +294,21 @@ def ceilings(clock):
 # ---- A training step ------------------------------------------------------------------------------------------------
 
 
+def ways(device):
+    """{name: context}: our kernels, and torch's."""
+    return {"ours": functools.partial(ops.using, "fused", device), "sdpa": functools.partial(ops.using, "sdpa")}
+
+
+def same_loss(losses):
+    """End the program where those {name: loss} differ by more than rounding."""
+    if not max(losses.values()) - min(losses.values()) <= STEP_TOLERANCE:
+        raise SystemExit(f"resultado rechazado: las pérdidas antes del primer paso no coinciden: {losses}")
+
+
 def steps(args):
     """{name: (training step of gpt2 in bf16, its context)}: with our kernels, with torch's, with torch's compiled, and
     nanoGPT's compiled."""
-    fused, plain = (functools.partial(ops.using, *how) for how in (("fused", "cuda"), ("sdpa",)))
+    fused, plain = ways("cuda").values()
     playing = {"ours": (train_step.ours("ours", "fused", 0.0), fused, False),
                "sdpa": (train_step.ours("sdpa", "sdpa", 0.0), plain, False),
                "sdpa, torch.compile": (train_step.ours("sdpa", "sdpa", 0.0), plain, True)}
@@ -307,18 +326,144 @@ def steps(args):
         if compile_it:
             contestant.model.compile()
         found[name] = functools.partial(contestant.step, tokens, "bf16"), context
-    if max(losses.values()) - min(losses.values()) > STEP_TOLERANCE:
-        raise SystemExit(f"resultado rechazado: las pérdidas antes del primer paso no coinciden: {losses}")
+    same_loss(losses)
     return found
 
 
-def step_rows(args, clock, ceilings):
-    """A row for each peer of the training step."""
+@dataclasses.dataclass
+class Training:
+    """The training step of one model. shape: batch and length. batch: what loss(model, batch), a mean, takes. flop: of
+    a step, by the model's own function. planned: bytes of tensors at the peak by aura/plan.py, None where it has no
+    plan."""
+
+    name: str
+    shape: tuple
+    model: torch.nn.Module
+    batch: torch.Tensor
+    loss: Callable
+    flop: float
+    planned: int | None = None
+
+
+def on_device(make, device):
+    """make()'s module, its matrices from N(0, 0.02), made on the device: the generator that scripts use, the CPU's,
+    takes minutes for billions of weights."""
+    with torch.device(device):
+        module = make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02)
+    return module
+
+
+def some_tokens(config, batch, length, device):
+    return torch.randint(config.vocab_size, (batch, length), device=device)
+
+
+def gpt_training(name, preset, device):
+    """A micro-batch of a preset of train_tensordock.py, and the optimiser's step."""
+    config, batch = preset.config, preset.batch_size
+    model = on_device(lambda: gpt.GPT(config), device)
+    model.grad_checkpointing = preset.grad_checkpointing
+    job = plan.Job(config, batch, 1, preset.grad_checkpointing, "bf16", "adamw", "cpu" if device == "cpu" else "cuda")
+    planned = max(sum(parts.values()) - parts["reserve"] for parts in plan.phases(job).values())
+    return Training(name, (batch, config.seq_len), model, some_tokens(config, batch, config.seq_len + 1, device),
+                    train_step.our_loss, config.flops_per_token() * batch * config.seq_len, planned)
+
+
+def hrm_training(name, preset, device):
+    """A micro-batch of a preset of the HRM scripts, with all the passes that gradients ever flow through."""
+    config, batch = preset.config, preset.batch_size
+    model = on_device(lambda: hrm.HRM(config), device)
+    model.grad_checkpointing = preset.grad_checkpointing
+    return Training(name, (batch, config.seq_len), model, some_tokens(config, batch, config.seq_len + 1, device),
+                    hrm_step.our_loss, config.flops_per_token() * batch * config.seq_len)
+
+
+def bert_training(name, config, device, batch=BERT_BATCH, length=BERT_LENGTH):
+    """Windows without padding, as those of a long text are."""
+    model = on_device(lambda: bert.QuestionAnswering(config), device)
+    tokens = some_tokens(config, batch, length, device)
+    rest = (torch.zeros_like(tokens), torch.full((batch,), length, device=device),
+            torch.randint(length, (batch, 2), device=device))
+
+    def loss(model, tokens):
+        total, count = train_distributed.answer_loss(model, (tokens, *rest))
+        return total / count
+
+    return Training(name, (batch, length), model, tokens, loss, config.flops(length) * batch)
+
+
+def trainings(device):
+    """Functions that make a Training each, the smallest first."""
+    yield functools.partial(bert_training, "bert-base", bert.PRESETS["base"], device)
+    for name in ("aura-72h-extended", "aura-72h-max"):
+        yield functools.partial(gpt_training, name, train_tensordock.PRESETS[name], device)
+    yield functools.partial(hrm_training, "hrm 1b", hrm_training_large_1b.PRESETS["1b"], device)
+
+
+def step_memory(step, device):
+    """The most bytes there are in a step (backend.peak_memory)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return backend.peak_memory(device)
+
+
+def training_rows(training, rounds, clock, ceilings):
+    """A row for torch's operators beside ours, on one and the same model: weights change no time, and two of the
+    largest would not fit a card."""
+    device = training.batch.device
+    contestant = train_step.Contestant("ours", training.model, None, training.loss)
+    step, losses = functools.partial(contestant.step, training.batch, "bf16"), {}
+    training.model.eval()  # dropout off
+    for name, context in ways(device.type).items():
+        with context(), torch.no_grad(), train_step.autocast("bf16", device.type):
+            losses[name] = training.loss(training.model, training.batch).item()
+    same_loss(losses)
+    training.model.train()
+    samples = take_turns({name: (step, context) for name, context in ways(device.type).items()}, rounds, clock)
+    case = Case(f"training step {training.name}", "bf16", training.shape, [], [], None, "matmul",
+                {STEP: training.flop})
+    rows, memory = rows_of(case, STEP, samples, None, ceilings), {}
+    for name, context in ways(device.type).items():
+        with context():
+            memory[name] = step_memory(step, device)
+    for row in rows:
+        row |= {"peak_bytes": memory["ours"], "peer_peak_bytes": memory[row["peer"]]}
+        if training.planned:
+            row |= {"planned_bytes": training.planned, "memory_ratio": memory["ours"] / training.planned}
+    return rows
+
+
+def model_rows(makers, rounds, clock, ceilings):
+    """The rows of all Trainings that have room on the card."""
+    rows = []
+    for make in makers:
+        gc.collect()  # the cycles of the model before hold its memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        try:
+            rows += training_rows(make(), rounds, clock, ceilings)
+        except torch.OutOfMemoryError as refusal:
+            print(f"  {make.args[0]} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
+    return rows
+
+
+def gpt2_rows(args, clock, ceilings):
+    """A row for each peer of the training step of gpt2."""
     samples = take_turns(steps(args), args.rounds, clock)
     config = dataclasses.replace(train_step.CONFIG, seq_len=STEP_LENGTH)
     case = Case("training step gpt2", "bf16", (STEP_BATCH, STEP_LENGTH), [], [], None, "matmul",
                 {STEP: config.flops_per_token() * STEP_BATCH * STEP_LENGTH})
     return rows_of(case, STEP, samples, None, ceilings)
+
+
+def step_rows(args, clock, ceilings):
+    """The rows of all training steps."""
+    rows = gpt2_rows(args, clock, ceilings)
+    return rows + model_rows(trainings("cuda"), min(args.rounds, MODEL_ROUNDS), clock, ceilings)
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
@@ -342,7 +487,15 @@ def markdown(result):
 def print_row(row):
     print(f"{row['op']:18} {row['variant']:22} {'x'.join(map(str, row['shape'])):20} {row['direction']:9} "
           f"{row['ours_ms']:9.3f} ms  {row['peer']:22} {row['peer_ms']:9.3f} ms  x {row['ratio']:5.2f}  "
-          f"{row['share_of_ceiling']:4.0%} de {row['ceiling']}", flush=True)
+          f"{row['share_of_ceiling']:4.0%} de {row['ceiling']}{told_memory(row)}", flush=True)
+
+
+def told_memory(row):
+    """What a training step took of it, and what part of the plan that is; "" for other rows."""
+    if "peak_bytes" not in row:
+        return ""
+    ratio = f", {row['memory_ratio']:.2f} de lo previsto" if "planned_bytes" in row else ""
+    return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}"
 
 
 SECTIONS = ("norms", "attention", "documents", "step")

@@ -1,0 +1,80 @@
+"""The training steps of benchmarks/gpu.py as far as they go without a card: tiny models, the CPU's kernels and clock."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from aura import extension, plan
+from aura.models import bert, gpt, hrm
+
+GPT = gpt.GPTConfig(vocab_size=64, seq_len=16, n_layer=2, n_head=2, n_embd=32, dropout=0.0)
+HRM = hrm.HRMConfig(vocab_size=64, seq_len=16, n_layer=1, n_head=2, n_embd=32, n_ff=48)
+BERT = dataclasses.replace(bert.PRESETS["tiny"], vocab_size=64, seq_len=16)
+CEILINGS = {"copy": 1e9, "matmul": 1e9}
+
+
+@pytest.fixture
+def gpu(benchmark):
+    if not extension.has_ops(extension.load()):
+        pytest.skip(extension.status())
+    return benchmark("gpu")
+
+
+def makers(gpu):
+    sizes = {"batch_size": 2, "grad_checkpointing": True}
+    for kind, name, presets, config in ((gpu.gpt_training, "gpt", gpu.train_tensordock.PRESETS, GPT),
+                                        (gpu.hrm_training, "hrm", gpu.hrm_training_large_1b.PRESETS, HRM)):
+        preset = dataclasses.replace(next(iter(presets.values())), config=config, **sizes)
+        yield functools.partial(kind, name, preset, "cpu")
+    yield functools.partial(gpu.bert_training, "bert", BERT, "cpu", 2, 16)
+
+
+def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, capsys):
+    rows = gpu.model_rows(makers(gpu), 1, gpu.timer("cpu"), CEILINGS)
+    assert [(row["op"], row["peer"], row["shape"]) for row in rows] == [
+        (f"training step {name}", "sdpa", [2, 16]) for name in ("gpt", "hrm", "bert")]
+    flop = (GPT.flops_per_token() * 32, HRM.flops_per_token() * 32, BERT.flops(16) * 2)
+    for row, work in zip(rows, flop, strict=True):
+        assert row["rate"] == pytest.approx(work / row["ours_ms"] * 1e3)
+        assert row["share_of_ceiling"] == pytest.approx(row["rate"] / 1e9)
+        assert row["peak_bytes"] > 0 and row["peer_peak_bytes"] > 0 and row["direction"] == gpu.STEP
+        gpu.print_row(row)
+    job = plan.Job(GPT, 2, 1, True, "bf16", "adamw", "cpu")
+    assert 0 < rows[0]["planned_bytes"] < plan.peak(job) - plan.CONTEXT["cpu"] + 1
+    assert rows[0]["memory_ratio"] == rows[0]["peak_bytes"] / rows[0]["planned_bytes"]
+    assert "planned_bytes" not in rows[1] and "planned_bytes" not in rows[2]
+    told = capsys.readouterr().out.splitlines()
+    assert "de lo previsto" in told[0] and "GB" in told[1] and "previsto" not in told[1]
+    assert "training step hrm, bf16 | 2 x 16 | step" in gpu.markdown({"rows": rows})
+
+
+def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
+    def too_large(name):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
+
+    last = list(makers(gpu))[-1]
+    rows = gpu.model_rows([functools.partial(too_large, "enorme"), last], 1, gpu.timer("cpu"), CEILINGS)
+    assert [row["op"] for row in rows] == ["training step bert"]
+    assert capsys.readouterr().err == "  enorme no se mide: CUDA out of memory. Tried to allocate\n"
+
+
+def test_kernels_that_train_another_model_are_refused(gpu, monkeypatch):
+    training = next(makers(gpu))()
+    losses = iter((2.0, 2.1))
+    training.loss = lambda model, batch: torch.tensor(next(losses))
+    with pytest.raises(SystemExit, match="resultado rechazado: las pérdidas"):
+        gpu.training_rows(training, 1, gpu.timer("cpu"), CEILINGS)
+
+
+def test_the_models_are_those_of_the_scripts(gpu):
+    """Sizes of what would be measured on a card, on the meta device."""
+    found = [make() for make in gpu.trainings("meta")]
+    assert [(training.name, *training.shape) for training in found] == [
+        ("bert-base", 32, 384), ("aura-72h-extended", 2, 2048), ("aura-72h-max", 2, 2048), ("hrm 1b", 24, 1024)]
+    for training in found:
+        size = sum(parameter.numel() for parameter in training.model.parameters())
+        assert size == training.model.config.parameters() and size > 1e8
+    assert all(training.model.grad_checkpointing for training in found[1:])
+    assert [bool(training.planned) for training in found] == [False, True, True, False]
