@@ -1,4 +1,4 @@
-"""The training steps of benchmarks/gpu.py as far as they go without a card: tiny models, the CPU's kernels and clock."""
+"""The training steps of benchmarks/gpu.py without a card: tiny models, the kernels and clock of a CPU."""
 
 import dataclasses
 import functools
