@@ -403,17 +403,17 @@ def trainings(device):
     yield functools.partial(hrm_training, "hrm 1b", hrm_training_large_1b.PRESETS["1b"], device)
 
 
-def step_memory(step, device):
-    """The most bytes there are in a step (backend.peak_memory)."""
+def step_memory(step, device, held):
+    """The most bytes there are in a step (backend.peak_memory), without those that others hold."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     step()
-    return backend.peak_memory(device)
+    return backend.peak_memory(device) - held
 
 
-def training_rows(training, rounds, clock, ceilings):
+def training_rows(training, rounds, clock, ceilings, held=0):
     """A row for torch's operators beside ours, on one and the same model: weights change no time, and two of the
-    largest would not fit a card."""
+    largest would not fit a card. held: bytes that there were on the device before the model."""
     device = training.batch.device
     contestant = train_step.Contestant("ours", training.model, None, training.loss)
     step, losses = functools.partial(contestant.step, training.batch, "bf16"), {}
@@ -429,7 +429,7 @@ def training_rows(training, rounds, clock, ceilings):
     rows, memory = rows_of(case, STEP, samples, None, ceilings), {}
     for name, context in ways(device.type).items():
         with context():
-            memory[name] = step_memory(step, device)
+            memory[name] = step_memory(step, device, held)
     for row in rows:
         row |= {"peak_bytes": memory["ours"], "peer_peak_bytes": memory[row["peer"]]}
         if training.planned:
@@ -442,10 +442,10 @@ def model_rows(makers, rounds, clock, ceilings):
     rows = []
     for make in makers:
         gc.collect()  # the cycles of the model before hold its memory
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+        held = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         try:
-            rows += training_rows(make(), rounds, clock, ceilings)
+            rows += training_rows(make(), rounds, clock, ceilings, held)
         except torch.OutOfMemoryError as refusal:
             print(f"  {make.args[0]} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
     return rows

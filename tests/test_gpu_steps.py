@@ -50,6 +50,12 @@ def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, caps
     assert "training step hrm, bf16 | 2 x 16 | step" in gpu.markdown({"rows": rows})
 
 
+def test_what_others_hold_is_not_the_models_memory(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.backend, "peak_memory", lambda device: 100)
+    (row,) = gpu.training_rows(next(makers(gpu))(), 1, gpu.timer("cpu"), CEILINGS, held=40)
+    assert row["peak_bytes"] == row["peer_peak_bytes"] == 60
+
+
 def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
     def too_large(name):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
