@@ -1,5 +1,6 @@
 """The training steps of benchmarks/gpu.py without a card: tiny models, the kernels and clock of a CPU."""
 
+import argparse
 import dataclasses
 import functools
 
@@ -48,6 +49,15 @@ def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, caps
     told = capsys.readouterr().out.splitlines()
     assert "de lo previsto" in told[0] and "GB" in told[1] and "previsto" not in told[1]
     assert "training step hrm, bf16 | 2 x 16 | step" in gpu.markdown({"rows": rows})
+
+
+def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, monkeypatch):
+    playing = {name: (lambda: None, context) for name, context in gpu.ways("cpu").items()}
+    monkeypatch.setattr(gpu, "steps", lambda args: playing)
+    monkeypatch.setattr(gpu, "trainings", lambda device: list(makers(gpu))[-1:])
+    monkeypatch.setattr(gpu, "SAMPLE_MS", 0)
+    rows = gpu.step_rows(argparse.Namespace(rounds=5), gpu.timer("cpu"), CEILINGS)
+    assert [(row["op"], row["rounds"]) for row in rows] == [("training step gpt2", 5), ("training step bert", 3)]
 
 
 def test_what_others_hold_is_not_the_models_memory(gpu, monkeypatch):
