@@ -1,23 +1,13 @@
-"""What only a GPU can show: the pinned loader, mixed precision, NCCL and its fall-back, the script itself."""
+"""What only a GPU can show: the pinned loader, NCCL and its fall-back as the cluster's check sees them."""
 
 import numpy as np
 import pytest
 import torch
 
-from aura import report, tokens
-from tests.support import ROOT, corpus_text, free_port, run, run_ranks
+from aura import tokens
+from tests.support import ROOT, free_port, run, run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-SCRIPT = ROOT / "train_gpt2_spanish.py"
-SMALL = ["--preset", "demo", "--vocab-size", "400", "--batch-size", "4", "--max-steps", "20", "--log-interval", "1",
-         "--sample-length", "5"]
-
-
-@pytest.fixture
-def book(tmp_path):
-    path = tmp_path / "libro.txt"
-    path.write_text(corpus_text(), encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("vocab_size", [60_000, 70_000])
@@ -30,14 +20,6 @@ def test_batches_on_the_device_equal_those_on_the_cpu(tmp_path, vocab_size):
             tokens.TokenLoader(paths, 64, 4, **options) as plain:
         for _ in range(500):
             assert torch.equal(ours.next().cpu(), plain.next())
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_twenty_steps_in_each_precision(book, tmp_path, precision):
-    code, output = run([SCRIPT, *SMALL, "--dataset-name", book, "--precision", precision], tmp_path)
-    assert code == 0, output
-    losses = [float(row["loss"]) for row in report.read_table(tmp_path / "logs" / "train.csv")]
-    assert losses[-1] < losses[0]
 
 
 def test_nccl_with_one_process(tmp_path):

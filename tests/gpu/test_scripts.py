@@ -1,4 +1,4 @@
-"""Twenty steps of every training script on a card: bf16 and fp16, with torch's operators and with our kernels.
+"""Twenty steps of every training script on a card, in each precision, with torch's operators and with our kernels.
 
     AURA_GPU_TESTS=cpu python -m pytest -n 0 tests/gpu/test_scripts.py      # the same commands where there is no card
 """
@@ -67,7 +67,7 @@ def trains(folder, script, precision, attention):
     assert_learnt(losses_of(folder))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_twenty_steps(book, tmp_path, script, precision):
     trains(tmp_path, script, precision, "auto")
