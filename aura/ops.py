@@ -19,7 +19,7 @@ from aura.errors import UserError
 CHOICES = ("auto", "fused", "sdpa", "reference")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 KERNEL_WIDTH = 256  # of an attention head, at most
-GPU_NORM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GPU_ATTENTION_DTYPES = (torch.bfloat16, torch.float16)
 GPU_WIDTHS = (32, 64, 96, 128)  # of an attention head
 LOGITS_BYTES = 512 << 20
@@ -85,7 +85,7 @@ def _load_gpu():
         return " ".join(str(problem).split())
 
 
-def _takes(x, on_gpu=()):
+def _takes(x, on_gpu=GPU_DTYPES):
     """Whether our kernels are chosen and take tensors like x; on_gpu: the dtypes that those of a GPU take."""
     if _choice is None:
         use()
@@ -179,14 +179,14 @@ def _written_out(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=
 
 def layer_norm(x, weight, bias, eps=1e-5):
     """Layer normalisation over the last axis (Ba et al. 2016). x: [..., C]; weight, bias: [C]. Returns [..., C]."""
-    if _takes(x, GPU_NORM_DTYPES):
+    if _takes(x):
         return _fused.norms.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x, weight, eps=1e-6):
     """Root mean square normalisation (Zhang and Sennrich 2019). x: [..., C]; weight: [C]. Returns [..., C]."""
-    if _takes(x, GPU_NORM_DTYPES):
+    if _takes(x):
         return _fused.norms.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -196,7 +196,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
 
     x, residual: [..., C]; weight, bias: [C]. Returns (layer_norm(new), new) with new = residual + dropout(x).
     """
-    if _takes(x, GPU_NORM_DTYPES):
+    if _takes(x):
         return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout))
     new = residual + F.dropout(x, dropout)
     return F.layer_norm(new, weight.shape, weight, bias, eps), new
@@ -204,7 +204,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
 
 def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
     """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
-    if _takes(x, GPU_NORM_DTYPES):
+    if _takes(x):
         return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout))
     new = residual + F.dropout(x, dropout)
     return F.rms_norm(new, weight.shape, weight, eps), new
@@ -294,7 +294,7 @@ def describe(device):
     if _choice == "fused" and device.type == "cpu":
         return f"atención, normas y pérdida: núcleos propios ({extension.load().cpu_isa()})"
     if _gpu and device.type == "cuda":
-        return "atención y normas: núcleos propios de CUDA; pérdida: torch"
+        return "atención, normas y pérdida: núcleos propios de CUDA"
     names = {"reference": "la fórmula en torch", "sdpa": "scaled_dot_product_attention de torch"}
     why = f" (núcleos propios en {device.type}: solo con --attention fused)" if _choice == "fused" else ""
     return f"atención: {names.get(_choice, names['sdpa'])}{why}; normas y pérdida: torch"

@@ -1,4 +1,5 @@
-"""Our CUDA kernels against torch's and against what the card can do: norms, attention, documents, a training step.
+"""Our CUDA kernels against torch's and against what the card can do: norms, activations, rotary positions, loss,
+attention, documents, a training step.
 
     python benchmarks/gpu.py --json gpu.json --markdown gpu.md
     python benchmarks/gpu.py --only attention --seq-len 1024,4096 --nanogpt ../nanoGPT
@@ -6,8 +7,9 @@
 Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up; before a
 case is timed, everybody's results and gradients are compared with float64. The ceilings are measured in the same run:
 a copy of 1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
-half of it where it is causal, whoever computes more; the bytes of a norm are each input read and each output written
-once. A training step is of gpt2, and of the largest models the scripts train; its FLOP are those of the model's own
+half of it where it is causal, whoever computes more; the bytes of all the others are each input read and each output
+written once. The loss is that of logits that exist, timed together with its gradient, which ours writes in their place.
+A training step is of gpt2, and of the largest models the scripts train; its FLOP are those of the model's own
 function, and of a GPT the memory it takes is put beside what aura/plan.py says.
 """
 
@@ -42,12 +44,13 @@ SEED, EPS = 1234, 1e-5
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
+ACTIVATION_COLUMNS, LOSS_ROWS, VOCABULARIES = (3072, 8192), 8192, (32_000, 50_257)
 ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D: heads of 64 and of 128
 STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
 BERT_BATCH, BERT_LENGTH = 32, 384
 SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long
-FORWARD, BACKWARD, STEP = "forward", "backward", "step"
+FORWARD, BACKWARD, BOTH, STEP = "forward", "backward", "both", "step"
 WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc"
 
 
@@ -78,6 +81,10 @@ def ours(run):
     return Contestant("ours", run, lambda: ops.using("fused", "cuda"))
 
 
+def type_name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
 def drawn(*shape, dtype, device, seed=0):
     """A leaf with a gradient."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(SEED + seed))
@@ -104,13 +111,76 @@ def norm_case(kind, rows, columns, dtype, device, compiled=True):
     def run(*inputs):
         return getattr(ops, kind)(*inputs, EPS)
 
+    peers = eager_and_compiled(plain, compiled)
+    big = x.nbytes  # forward reads x (and residual) and writes y (and new)
+    work = {FORWARD: (4 if added else 2) * big, BACKWARD: (4 if added else 3) * big}
+    return Case(kind, type_name(dtype), (rows, columns), inputs, [ours(run), *peers], plain, "copy", work)
+
+
+def eager_and_compiled(plain, compiled):
+    """torch's way as it is and, where that is wanted, compiled."""
     peers = [Contestant("torch", plain)]
     if compiled:
         peers.append(Contestant("torch.compile", torch.compile(plain, dynamic=False, fullgraph=True)))
-    big = rows * columns * x.element_size()  # forward reads x (and residual) and writes y (and new)
-    work = {FORWARD: (4 if added else 2) * big, BACKWARD: (4 if added else 3) * big}
-    return Case(kind, str(dtype).removeprefix("torch."), (rows, columns), inputs, [ours(run), *peers], plain,
-                "copy", work)
+    return peers
+
+
+def activation_case(kind, rows, columns, dtype, device, compiled=True):
+    """gelu_tanh of [rows, columns], or swiglu of [rows, 2 columns]."""
+    parts = 2 if kind == "swiglu" else 1
+    x = drawn(rows, parts * columns, dtype=dtype, device=device)
+
+    def plain(x):
+        if kind == "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+
+    one = x.nbytes // parts  # forward reads x and writes y; backward reads dy and x and writes dx
+    work = {FORWARD: (parts + 1) * one, BACKWARD: (2 * parts + 1) * one}
+    return Case(kind, type_name(dtype), (rows, columns), [x],
+                [ours(lambda x: getattr(ops, kind)(x)), *eager_and_compiled(plain, compiled)], plain, "copy", work)
+
+
+def rotary_case(length, width, dtype, device, tokens=ATTENTION_TOKENS, compiled=True):
+    batch, heads = max(1, tokens // length), ATTENTION_WIDTH // width
+    qkv = drawn(batch, length, 3, heads, width, dtype=dtype, device=device)
+    angles = torch.arange(length)[:, None] * 1e4 ** -(torch.arange(width // 2) / (width // 2))
+    cosine, sine = angles.cos().to(device), angles.sin().to(device)
+
+    def plain(qkv):
+        return ops.rotary_packed(qkv, cosine, sine)
+
+    peers = [dataclasses.replace(peer, context=lambda: ops.using("sdpa"))
+             for peer in eager_and_compiled(plain, compiled)]
+    return Case("rotary", type_name(dtype), (batch, length, heads, width), [qkv], [ours(plain), *peers], plain, "copy",
+                {FORWARD: 2 * qkv.nbytes, BACKWARD: 2 * qkv.nbytes})
+
+
+def loss_case(rows, classes, dtype, device, compiled=True):
+    """The losses of logits that exist, and their gradient, which ours writes in their place."""
+    logits = drawn(rows, classes, dtype=dtype, device=device)
+    targets = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(SEED)).to(device)
+
+    def plain(logits):
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(wide, targets, reduction="sum")
+
+    def with_gradient(run):
+        def both(logits):
+            logits = logits.detach().requires_grad_()
+            value = run(logits)
+            return value.detach(), *torch.autograd.grad(value, logits)
+
+        return both
+
+    def fused(logits):
+        logits = logits.detach()
+        return torch.ops.aura.cross_entropy_chunk_(logits, targets, -100, True).sum(), logits
+
+    peers = [dataclasses.replace(peer, run=with_gradient(peer.run)) for peer in eager_and_compiled(plain, compiled)]
+    return Case("cross_entropy", type_name(dtype), (rows, classes), [logits], [ours(fused), *peers],
+                with_gradient(plain), "copy", {BOTH: 2 * logits.nbytes})
 
 
 def sdpa(causal, allowed=None):
@@ -135,7 +205,7 @@ def attention_case(length, width, causal, dtype, device, tokens=ATTENTION_TOKENS
     batch, heads = max(1, tokens // length), ATTENTION_WIDTH // width
     qkv = drawn(batch, length, 3, heads, width, dtype=dtype, device=device)
     flop = 4 * batch * heads * length * length * width / (2 if causal else 1)
-    return Case("attention", f"{str(dtype).removeprefix('torch.')}, {'causal' if causal else 'full'}",
+    return Case("attention", f"{type_name(dtype)}, {'causal' if causal else 'full'}",
                 (batch, length, heads, width), [qkv],
                 [ours(lambda qkv: ops.attention_packed(qkv, causal=causal)), *sdpa_peers(causal)],
                 sdpa(causal), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
@@ -150,7 +220,7 @@ def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
     allowed = (number[:, None] == number).tril()
     flop = 2 * batch * heads * documents * (length // documents) ** 2 * width
     masked = Contestant("sdpa with a mask", sdpa(True, allowed))
-    return Case("attention", f"{str(dtype).removeprefix('torch.')}, {documents} documents",
+    return Case("attention", f"{type_name(dtype)}, {documents} documents",
                 (batch, length, heads, width), [qkv],
                 [ours(lambda qkv: ops.attention_packed(qkv, cu_seqlens=bounds, rows_apart=True)), masked],
                 sdpa(True, allowed), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
@@ -163,7 +233,13 @@ def cases(args):
         for kind in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
             for columns in NORM_COLUMNS:
                 yield "norms", functools.partial(norm_case, kind, NORM_ROWS, columns, dtype, "cuda")
+        for kind in ("gelu_tanh", "swiglu"):
+            for columns in ACTIVATION_COLUMNS:
+                yield "activations", functools.partial(activation_case, kind, NORM_ROWS, columns, dtype, "cuda")
+        for classes in VOCABULARIES:
+            yield "loss", functools.partial(loss_case, LOSS_ROWS, classes, dtype, "cuda")
         for width in (64, 128):
+            yield "rotary", functools.partial(rotary_case, 2048, width, dtype, "cuda")
             for causal in (True, False):
                 for length in args.seq_len:
                     yield "attention", functools.partial(attention_case, length, width, causal, dtype, "cuda")
@@ -190,14 +266,15 @@ def check(case):
     exact = as_tuple(case.exact(*wide))
     torch.manual_seed(SEED)
     upstream = [y.to(inputs[0].dtype) for y in upstream_of(exact)]
-    exact_gradients = torch.autograd.grad(exact, wide, [y.double() for y in upstream])
+    backward = BACKWARD in case.work
+    exact_gradients = torch.autograd.grad(exact, wide, [y.double() for y in upstream]) if backward else ()
     found, playing = {}, []
     for contestant in case.contestants:
         leaves = [x.clone().requires_grad_() for x in inputs]
         try:
             with contestant.context():
                 outputs = as_tuple(contestant.run(*leaves))
-                gradients = torch.autograd.grad(outputs, leaves, upstream)
+                gradients = torch.autograd.grad(outputs, leaves, upstream) if backward else ()
         except RuntimeError as refusal:
             if contestant.name == "ours":
                 raise
@@ -238,7 +315,7 @@ def calls(case, direction):
     """{contestant: (what is timed, its context)}. Backward goes over one forward, made here, again and again."""
     found = {}
     for contestant in case.contestants:
-        if direction == FORWARD:
+        if direction != BACKWARD:
             call = functools.partial(contestant.run, *(x.detach() for x in case.inputs))
         else:
             with contestant.context():
@@ -272,7 +349,7 @@ def rows_of(case, direction, samples, errors, ceilings):
     for name in samples:
         if name == "ours":
             continue
-        which = 0 if direction == FORWARD else 1
+        which = int(direction == BACKWARD)
         rows.append({"op": case.op, "variant": case.variant, "shape": list(case.shape), "direction": direction,
                      "peer": name, **measure.comparison(mine, [1e-3 * sample for sample in samples[name]]),
                      "rate": rate, "ceiling": case.ceiling, "share_of_ceiling": rate / ceilings[case.ceiling]})
@@ -498,7 +575,7 @@ def told_memory(row):
     return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}"
 
 
-SECTIONS = ("norms", "attention", "documents", "step")
+SECTIONS = ("norms", "activations", "rotary", "loss", "attention", "documents", "step")
 
 
 def build_parser():
@@ -534,7 +611,7 @@ def main(argv=None):
         if section in args.only:
             case = make()
             errors = check(case)
-            for direction in (FORWARD, BACKWARD):
+            for direction in case.work:
                 rows = rows_of(case, direction, take_turns(calls(case, direction), args.rounds, clock), errors, found)
                 result["rows"] += rows
                 for row in rows:

@@ -23,7 +23,7 @@ void on_gpu(const cuda::Kernels* kernels, const at::Tensor& t, const char* op, Q
   TORCH_CHECK(problem == nullptr, op, ": ", problem);
 }
 
-// The number of the tensor's element type in the tables of kernels.
+// The number of the tensor's element type in the CPU's tables of kernels.
 inline int kernel_type(const at::Tensor& t, const char* op) {
   switch (t.scalar_type()) {
     case at::kFloat: return 0;
@@ -31,6 +31,21 @@ inline int kernel_type(const at::Tensor& t, const char* op) {
     case at::kDouble: return 2;
     default: TORCH_CHECK(false, op, ": dtype ", t.scalar_type(), " is not float32, bfloat16 or float64");
   }
+}
+
+// The same on a GPU.
+inline cuda::Element gpu_element(const at::Tensor& t, const char* op) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return cuda::Element::kFloat;
+    case at::kBFloat16: return cuda::Element::kBFloat16;
+    case at::kHalf: return cuda::Element::kHalf;
+    default: TORCH_CHECK(false, op, ": dtype ", t.scalar_type(), " is not float32, bfloat16 or float16, on a GPU");
+  }
+}
+
+inline void same_device(const char* op, const at::Tensor& x, const at::Tensor& t) {
+  TORCH_CHECK(!t.defined() || t.device() == x.device(), op, ": one tensor is on ", x.device(), ", another on ",
+              t.device());
 }
 
 // `seed`: int64, one element, on the CPU; needed when probability > 0.

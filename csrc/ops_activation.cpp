@@ -1,5 +1,5 @@
-// aura::gelu_tanh, aura::swiglu, aura::sigmoid_gate and their gradients on the CPU: checks, outputs, and the elements shared out among
-// threads.
+// aura::gelu_tanh, aura::swiglu, aura::sigmoid_gate and their gradients: checks, outputs, and the elements shared out
+// among threads, or handed to the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -39,15 +39,33 @@ struct Bytes {
   char* to(int64_t element) const { return static_cast<char*>(t.mutable_data_ptr()) + element * t.element_size(); }
 };
 
+// Rows of a tensor for the GPU, from an element on, so many elements apart; of a tensor [rows, C], as they lie.
+cuda::Rows rows_at(const Tensor& t, int64_t element, int64_t stride) { return {Bytes{t}.from(element), stride}; }
+cuda::Rows rows_at(const Tensor& t) { return rows_at(t, 0, t.stride(0)); }
+
+void queue(const cuda::Kernels* gpu, const Tensor& x, const char* op, cuda::Activation activation,
+           const cuda::ActivationRows& job) {
+  const cuda::Element element = gpu_element(x, op);
+  on_gpu(gpu, x, op, [&](void* stream) { return gpu->activation.run(activation, job, element, stream); });
+}
+
 void check_gradient(const char* op, const Tensor& dy, const Tensor& like, at::IntArrayRef sizes) {
+  same_device(op, like, dy);
   TORCH_CHECK(dy.sizes() == sizes && dy.scalar_type() == like.scalar_type(), op, ": dy must be ", sizes, " of ",
               like.scalar_type(), ", is ", dy.sizes(), " of ", dy.scalar_type());
 }
 
 Tensor gelu_tanh(const Tensor& x_given) {
+  const char* op = "gelu_tanh";
   const Tensor x = x_given.contiguous();
-  const int type = kernel_type(x, "gelu_tanh");
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const int type = gpu ? 0 : kernel_type(x, op);
   const Tensor y = at::empty_like(x);
+  if (gpu) {
+    const int64_t count = x.numel();
+    queue(gpu, x, op, cuda::Activation::kGeluTanh, {1, count, {rows_at(x, 0, count), rows_at(y, 0, count)}});
+    return y;
+  }
   const auto run = kernels().activation.gelu_tanh[type];
   at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
     run(Bytes{x}.from(begin), Bytes{y}.to(begin), end - begin);
@@ -56,10 +74,18 @@ Tensor gelu_tanh(const Tensor& x_given) {
 }
 
 Tensor gelu_tanh_backward(const Tensor& dy_given, const Tensor& x_given) {
+  const char* op = "gelu_tanh_backward";
   const Tensor dy = dy_given.contiguous(), x = x_given.contiguous();
-  const int type = kernel_type(x, "gelu_tanh_backward");
-  check_gradient("gelu_tanh_backward", dy, x, x.sizes());
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const int type = gpu ? 0 : kernel_type(x, op);
+  check_gradient(op, dy, x, x.sizes());
   const Tensor dx = at::empty_like(x);
+  if (gpu) {
+    const int64_t count = x.numel();
+    queue(gpu, x, op, cuda::Activation::kGeluTanhBackward,
+           {1, count, {rows_at(dy, 0, count), rows_at(x, 0, count), rows_at(dx, 0, count)}});
+    return dx;
+  }
   const auto run = kernels().activation.gelu_tanh_backward[type];
   at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
     run(Bytes{dy}.from(begin), Bytes{x}.from(begin), Bytes{dx}.to(begin), end - begin);
@@ -79,11 +105,19 @@ std::vector<int64_t> half_sizes(const Tensor& x, int64_t width) {
 }
 
 Tensor swiglu(const Tensor& x_given) {
+  const char* op = "swiglu";
   const Tensor x = x_given.contiguous();
-  const int64_t width = swiglu_width("swiglu", x);
-  const int type = kernel_type(x, "swiglu");
+  const int64_t width = swiglu_width(op, x);
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const int type = gpu ? 0 : kernel_type(x, op);
   const Tensor y = at::empty(half_sizes(x, width), x.options());
   if (y.numel() == 0) return y;
+  if (gpu) {
+    queue(gpu, x, op, cuda::Activation::kSwiglu,
+           {y.numel() / width, width,
+            {rows_at(x, 0, 2 * width), rows_at(x, width, 2 * width), rows_at(y, 0, width)}});
+    return y;
+  }
   const auto run = kernels().activation.swiglu[type];
   at::parallel_for(0, y.numel() / width, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
     run(Bytes{x}.from(begin * 2 * width), Bytes{y}.to(begin * width), end - begin, width);
@@ -92,12 +126,21 @@ Tensor swiglu(const Tensor& x_given) {
 }
 
 Tensor swiglu_backward(const Tensor& dy_given, const Tensor& x_given) {
+  const char* op = "swiglu_backward";
   const Tensor dy = dy_given.contiguous(), x = x_given.contiguous();
-  const int64_t width = swiglu_width("swiglu_backward", x);
-  const int type = kernel_type(x, "swiglu_backward");
-  check_gradient("swiglu_backward", dy, x, half_sizes(x, width));
+  const int64_t width = swiglu_width(op, x);
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const int type = gpu ? 0 : kernel_type(x, op);
+  check_gradient(op, dy, x, half_sizes(x, width));
   const Tensor dx = at::empty_like(x);
   if (dx.numel() == 0) return dx;
+  if (gpu) {
+    queue(gpu, x, op, cuda::Activation::kSwigluBackward,
+           {dy.numel() / width, width,
+            {rows_at(dy, 0, width), rows_at(x, 0, 2 * width), rows_at(x, width, 2 * width), rows_at(dx, 0, 2 * width),
+             rows_at(dx, width, 2 * width)}});
+    return dx;
+  }
   const auto run = kernels().activation.swiglu_backward[type];
   at::parallel_for(0, dy.numel() / width, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
     run(Bytes{dy}.from(begin * width), Bytes{x}.from(begin * 2 * width), Bytes{dx}.to(begin * 2 * width), end - begin,
@@ -112,19 +155,27 @@ Tensor rows_of(const Tensor& t) {
   return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
 }
 
-int gated_type(const char* op, const Tensor& gate, const Tensor& x) {
+void check_gate(const char* op, const Tensor& gate, const Tensor& x) {
   TORCH_CHECK(x.dim() >= 1 && gate.sizes() == x.sizes() && gate.scalar_type() == x.scalar_type(), op,
               ": gate and x must be alike, are ", gate.sizes(), " of ", gate.scalar_type(), " and ", x.sizes(), " of ",
               x.scalar_type());
-  return kernel_type(x, op);
+  same_device(op, x, gate);
 }
 
 Tensor sigmoid_gate(const Tensor& gate_given, const Tensor& x_given) {
-  const int type = gated_type("sigmoid_gate", gate_given, x_given);
+  const char* op = "sigmoid_gate";
+  check_gate(op, gate_given, x_given);
+  const cuda::Kernels* gpu = gpu_kernels(x_given, op);
+  const int type = gpu ? 0 : kernel_type(x_given, op);
   const Tensor y = at::empty(x_given.sizes(), x_given.options());
   if (y.numel() == 0) return y;
   const Tensor gate = rows_of(gate_given), x = rows_of(x_given);
   const int64_t width = x.size(1);
+  if (gpu) {
+    queue(gpu, x, op, cuda::Activation::kSigmoidGate,
+           {x.size(0), width, {rows_at(gate), rows_at(x), rows_at(y, 0, width)}});
+    return y;
+  }
   const auto run = kernels().activation.sigmoid_gate[type];
   at::parallel_for(0, x.size(0), std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -136,12 +187,22 @@ Tensor sigmoid_gate(const Tensor& gate_given, const Tensor& x_given) {
 
 std::tuple<Tensor, Tensor> sigmoid_gate_backward(const Tensor& dy_given, const Tensor& gate_given,
                                                  const Tensor& x_given) {
-  const int type = gated_type("sigmoid_gate_backward", gate_given, x_given);
-  check_gradient("sigmoid_gate_backward", dy_given, x_given, x_given.sizes());
-  const Tensor dgate = at::empty(x_given.sizes(), x_given.options()), dx = at::empty(x_given.sizes(), x_given.options());
+  const char* op = "sigmoid_gate_backward";
+  check_gate(op, gate_given, x_given);
+  const cuda::Kernels* gpu = gpu_kernels(x_given, op);
+  const int type = gpu ? 0 : kernel_type(x_given, op);
+  check_gradient(op, dy_given, x_given, x_given.sizes());
+  const Tensor dgate = at::empty(x_given.sizes(), x_given.options());
+  const Tensor dx = at::empty(x_given.sizes(), x_given.options());
   if (dx.numel() == 0) return {dgate, dx};
   const Tensor dy = rows_of(dy_given), gate = rows_of(gate_given), x = rows_of(x_given);
   const int64_t width = x.size(1);
+  if (gpu) {
+    queue(gpu, x, op, cuda::Activation::kSigmoidGateBackward,
+           {x.size(0), width,
+            {rows_at(dy), rows_at(gate), rows_at(x), rows_at(dgate, 0, width), rows_at(dx, 0, width)}});
+    return {dgate, dx};
+  }
   const auto run = kernels().activation.sigmoid_gate_backward[type];
   at::parallel_for(0, x.size(0), std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -154,7 +215,7 @@ std::tuple<Tensor, Tensor> sigmoid_gate_backward(const Tensor& dy_given, const T
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) {
+static void implement(torch::Library& m) {
   m.impl("gelu_tanh", &gelu_tanh);
   m.impl("gelu_tanh_backward", &gelu_tanh_backward);
   m.impl("swiglu", &swiglu);
@@ -162,5 +223,8 @@ TORCH_LIBRARY_IMPL(aura, CPU, m) {
   m.impl("sigmoid_gate", &sigmoid_gate);
   m.impl("sigmoid_gate_backward", &sigmoid_gate_backward);
 }
+
+TORCH_LIBRARY_IMPL(aura, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement(m); }
 
 }  // namespace aura

@@ -81,11 +81,6 @@ at::TensorOptions statistics(const Tensor& x) {
   return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-void same_device(const char* op, const Tensor& x, const Tensor& t) {
-  TORCH_CHECK(!t.defined() || t.device() == x.device(), op, ": one tensor is on ", x.device(), ", another on ",
-              t.device());
-}
-
 const void* data(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
 
 Tensor contiguous(const OptionalTensor& t) { return t.has_value() ? t->contiguous() : Tensor(); }

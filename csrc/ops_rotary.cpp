@@ -1,4 +1,4 @@
-// aura::rotary on the CPU: checks, the output, and the rows shared out among threads.
+// aura::rotary: checks, the output, and the rows shared out among threads, or handed to the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -31,11 +31,14 @@ void check_angles(const Tensor& angles, int64_t length, int64_t half, at::Scalar
 Tensor rotary(const Tensor& qkv, const Tensor& cosine_given, const Tensor& sine_given, bool back) {
   TORCH_CHECK(qkv.dim() == 5 && qkv.size(2) == 3 && qkv.size(4) % 2 == 0,
               "rotary: qkv must be [B, T, 3, H, D] with D even, is ", qkv.sizes());
-  const int type = kernel_type(qkv, "rotary");
+  const cuda::Kernels* gpu = gpu_kernels(qkv, "rotary");
+  const int type = gpu ? 0 : kernel_type(qkv, "rotary");
   const int64_t length = qkv.size(1), heads = qkv.size(3), half = qkv.size(4) / 2, row = 3 * heads * 2 * half;
-  const at::ScalarType wanted = type == 2 ? at::kDouble : at::kFloat;
-  check_angles(cosine_given, length, half, wanted);
-  check_angles(sine_given, length, half, wanted);
+  const at::ScalarType wanted = qkv.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  for (const Tensor& angles : {cosine_given, sine_given}) {
+    check_angles(angles, length, half, wanted);
+    same_device("rotary", qkv, angles);
+  }
   const Tensor y = at::empty(qkv.sizes(), qkv.options());
   if (y.numel() == 0) return y;
   const Tensor x = qkv.reshape({qkv.size(0) * length, row});  // a view where rows are evenly apart
@@ -52,6 +55,12 @@ Tensor rotary(const Tensor& qkv, const Tensor& cosine_given, const Tensor& sine_
   job.cosine = cosine.const_data_ptr();
   job.sine = sine.const_data_ptr();
   job.back = back;
+  if (gpu) {
+    const cuda::Element element = gpu_element(qkv, "rotary");
+    on_gpu(gpu, qkv, "rotary",
+           [&](void* stream) { return gpu->rotary.rotary(job, whole.size(0), element, stream); });
+    return y;
+  }
   const auto run = kernels().rotary.rotary[type];
   at::parallel_for(0, whole.size(0), std::max<int64_t>(1, kGrain / row),
                    [&](int64_t begin, int64_t end) { run(job, begin, end); });
@@ -61,5 +70,6 @@ Tensor rotary(const Tensor& qkv, const Tensor& cosine_given, const Tensor& sine_
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aura, CPU, m) { m.impl("rotary", &rotary); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { m.impl("rotary", &rotary); }
 
 }  // namespace aura

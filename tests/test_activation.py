@@ -55,26 +55,26 @@ def with_gradient(function, x, dy):
     return y.detach(), torch.autograd.grad(y, x, dy)[0]
 
 
-def check_values():
-    """Both functions, all dtypes and shapes, forward and gradient. Also run by itself, for one instruction set."""
+def check_values(tolerances=TOLERANCE, shapes=SHAPES, device="cpu"):
+    """All functions, dtypes and shapes, forward and gradient. Also run by itself, for one instruction set."""
     for ours, reference in FUNCTIONS.values():
-        for dtype, tolerance in TOLERANCE.items():
-            for shape in SHAPES:
+        for dtype, tolerance in tolerances.items():
+            for shape in shapes:
                 if ours is not activation.gelu_tanh:
                     shape = (*shape[:-1], 2 * shape[-1])
-                x = normal(shape, dtype)
-                dy = normal(reference(x).shape, dtype, seed=1, scale=1.0)
+                x = normal(shape, dtype).to(device)
+                dy = normal(reference(x).shape, dtype, seed=1, scale=1.0).to(device)
                 found = with_gradient(ours, x, dy)
                 expected = with_gradient(reference, x.double(), dy.double())
                 for value, exact in zip(found, expected, strict=True):
                     assert value.dtype == dtype and value.shape == exact.shape
                     torch.testing.assert_close(value.double(), exact, rtol=4 * tolerance, atol=tolerance)
-    check_extremes()
+    check_extremes(tolerances, device)
 
 
-def check_extremes():
-    for dtype in TOLERANCE:
-        x = torch.tensor([*EXTREMES, float("nan")]).to(dtype)
+def check_extremes(dtypes, device):
+    for dtype in dtypes:
+        x = torch.tensor([*EXTREMES, float("nan")], device=device).to(dtype)
         limit = torch.where(x > 9, x, torch.zeros_like(x))  # of x itself, or of nothing, far from 0
         far = x.abs() > 9
         y, dx = with_gradient(activation.gelu_tanh, x, torch.ones_like(x))
@@ -83,13 +83,13 @@ def check_extremes():
         torch.testing.assert_close(dx[far], (x[far] > 0).to(dtype), rtol=0, atol=1e-20)
 
         packed = torch.stack([x, torch.ones_like(x)], -1)
-        y, dx = with_gradient(activation.swiglu, packed, torch.ones(len(x), 1, dtype=dtype))
+        y, dx = with_gradient(activation.swiglu, packed, torch.ones_like(x)[:, None])
         far = x.abs() > 64
         assert torch.isnan(y[-1]).all() and torch.isnan(dx[-1]).all() and not torch.isnan(y[:-1]).any()
         torch.testing.assert_close(y[far, 0], limit[far], rtol=0, atol=1e-20)
         torch.testing.assert_close(dx[far], torch.stack([(x[far] > 0).to(dtype), limit[far]], -1), rtol=0, atol=1e-20)
 
-        y, dx = with_gradient(gate, packed, torch.ones(len(x), 1, dtype=dtype))
+        y, dx = with_gradient(gate, packed, torch.ones_like(x)[:, None])
         assert torch.isnan(y[-1]).all() and torch.isnan(dx[-1]).all() and not torch.isnan(y[:-1]).any()
         torch.testing.assert_close(y[far, 0], (x[far] > 0).to(dtype), rtol=0, atol=1e-20)
         torch.testing.assert_close(dx[far, 0], torch.zeros_like(x[far]), rtol=0, atol=1e-20)

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from aura import cuda_extension, extension
-from tests import test_attention, test_norms
+from tests import test_activation, test_attention, test_loss, test_norms, test_rotary
 
 HERE = extension.ROOT / "tests" / "cuda_on_cpu"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{extension.CSRC}", "-Wno-unknown-pragmas"]
 LIMIT_S = 300
 HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
+DTYPES = (FLOAT, BFLOAT16, HALF)
 NORM_DTYPES = ((FLOAT,) * 3, (HALF,) * 3, (BFLOAT16, BFLOAT16, FLOAT), (BFLOAT16, FLOAT, FLOAT))
 
 
@@ -41,6 +42,14 @@ def half_precision(monkeypatch):
     """What the tests of the CPU allow, and float16 besides."""
     for tests in (test_norms, test_attention):
         monkeypatch.setitem(tests.LIMITS, HALF, 2e-3)
+    for tests in (test_activation, test_rotary):
+        monkeypatch.setitem(tests.TOLERANCE, HALF, 2**-11)
+    monkeypatch.setitem(test_loss.NORM_ERROR, HALF, 2**-9)
+
+
+def only(limits):
+    """Those of the dtypes that a GPU has kernels for."""
+    return {dtype: limits[dtype] for dtype in DTYPES}
 
 
 # ---- Norms ----------------------------------------------------------------------------------------------------------
@@ -115,3 +124,70 @@ def test_what_the_kernels_do_not_take_is_refused():
     for width, dtype in ((40, BFLOAT16), (64, FLOAT)):
         with pytest.raises(RuntimeError, match="head width 40|float16 or bfloat16"):
             torch.ops.aura.attention(*test_attention.qkv(1, 8, 1, width, dtype), True, 1.0, *test_attention.NONE)
+
+
+# ---- Activations, rotary positions, loss ----------------------------------------------------------------------------
+
+
+def later(shape, dtype):
+    """Contiguous, and one element past an address of 16 bytes."""
+    size = torch.Size(shape).numel()
+    return test_activation.normal((size + 1,), dtype)[1:].view(shape)
+
+
+def test_activations():
+    test_activation.check_values(only(test_activation.TOLERANCE))
+    for name in test_activation.FUNCTIONS:
+        test_activation.test_non_contiguous(name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", test_activation.FUNCTIONS)
+def test_activations_of_wide_and_unaligned_rows(name, dtype):
+    ours, reference = test_activation.FUNCTIONS[name]
+    tolerance = test_activation.TOLERANCE[dtype]
+    wide = test_activation.normal((3, 4 * 640), dtype)
+    for x in (later((3, 80), dtype), wide, wide[:, 640:-640], test_activation.normal((70, 16), dtype)):
+        dy = later(reference(x).shape, dtype)
+        exact = test_activation.with_gradient(reference, x.double(), dy.double())
+        for value, wanted in zip(test_activation.with_gradient(ours, x, dy), exact, strict=True):
+            torch.testing.assert_close(value.double(), wanted, rtol=4 * tolerance, atol=tolerance)
+
+
+def test_rotary_positions():
+    test_rotary.check_values(only(test_rotary.TOLERANCE), [*test_rotary.SHAPES, (1, 2, 12, 64), (1, 1, 1, 4128)])
+    test_rotary.test_rows_apart_and_any_strides()
+    qkv, cosine, sine = test_rotary.example((2, 5, 3, 32))
+    whole, flat = test_rotary.rotary_packed(qkv, cosine, sine), torch.zeros(qkv.numel() + 1)
+    flat[1:] = qkv.flatten()
+    assert torch.equal(test_rotary.rotary_packed(flat[1:].view(qkv.shape), cosine, sine), whole)
+
+
+def test_cross_entropy():
+    test_loss.check_rows(only(test_loss.NORM_ERROR), (*test_loss.WIDTHS, 4096))
+    none = torch.zeros(0, dtype=torch.int64)
+    assert test_loss.CHUNK(torch.zeros(0, 40), none, test_loss.IGNORED, True).shape == (0,)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_target_that_is_no_class_fails_an_assertion(gradient, capfd):
+    for target in (11, -1, -101, 2**40, -2**62):
+        targets = torch.tensor([3, 0, test_loss.IGNORED, target])
+        with pytest.raises(RuntimeError, match="cross_entropy_chunk_: device-side assert triggered"):
+            test_loss.CHUNK(torch.zeros(4, 11), targets, test_loss.IGNORED, gradient)
+        assert "a target is neither a class nor ignored" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_head_with_its_loss(monkeypatch, dtype):
+    monkeypatch.setitem(test_loss.fused.DTYPES, "cpu", test_loss.fused.DTYPES["cuda"])
+    for rows in (1, 23):
+        test_loss.test_against_torch(monkeypatch, dtype, rows)
+    test_loss.test_nothing_to_count()
+    test_loss.test_backward_twice_and_a_tied_weight()
+
+
+def test_other_types_are_refused():
+    for op in (torch.ops.aura.gelu_tanh, torch.ops.aura.swiglu):
+        with pytest.raises(RuntimeError, match="is not float32, bfloat16 or float16, on a GPU"):
+            op(torch.zeros(3, 4, dtype=torch.float64))

@@ -22,6 +22,10 @@ def cases(gpu):
     bfloat16 = torch.bfloat16
     for kind in ("layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm"):
         yield gpu.norm_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
+    for kind in ("gelu_tanh", "swiglu"):
+        yield gpu.activation_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
+    yield gpu.loss_case(8, 41, bfloat16, "cpu", compiled=False)
+    yield gpu.rotary_case(32, 64, bfloat16, "cpu", tokens=64, compiled=False)
     for causal in (True, False):
         yield gpu.attention_case(32, 64, causal, bfloat16, "cpu", tokens=64)
     yield gpu.documents_case(32, 64, bfloat16, "cpu", tokens=64)
@@ -32,20 +36,28 @@ def test_every_case_is_checked_timed_and_told(gpu):
     for case in map(on_the_cpu, cases(gpu)):
         errors = gpu.check(case)
         assert "ours" in errors and len(errors) > 1
-        for direction in (gpu.FORWARD, gpu.BACKWARD):
+        assert max(error[0] for error in errors.values()) > 0
+        for direction in case.work:
             samples = gpu.take_turns(gpu.calls(case, direction), 1, gpu.timer("cpu"))
             found = gpu.rows_of(case, direction, samples, errors, ceilings)
             assert [row["peer"] for row in found] == [name for name in errors if name != "ours"]
             assert all(row["ratio"] > 0 and row["share_of_ceiling"] > 0 for row in found)
             rows += found
     table = gpu.markdown({"rows": rows})
-    assert len(table.splitlines()) == 2 + 2 * 7 and "attention, bfloat16, 4 documents" in table
+    assert len(table.splitlines()) == 2 + 2 * 10 + 1 and "attention, bfloat16, 4 documents" in table
 
 
 def test_a_wrong_result_is_refused(gpu):
     case = on_the_cpu(gpu.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
     case.contestants[1].run = lambda x, weight: 1.1 * x * weight
     with pytest.raises(SystemExit, match="resultado rechazado: torch, rms_norm"):
+        gpu.check(case)
+
+
+def test_a_wrong_gradient_of_the_loss_is_refused(gpu):
+    case = on_the_cpu(gpu.loss_case(8, 41, torch.bfloat16, "cpu", compiled=False))
+    case.contestants[1].run = lambda logits: (gpu.F.cross_entropy(logits.float(), torch.zeros(8).long()), logits)
+    with pytest.raises(SystemExit, match="resultado rechazado: torch, cross_entropy"):
         gpu.check(case)
 
 

@@ -33,12 +33,12 @@ def reference(qkv, cosine, sine):
     return torch.cat((torch.cat((turned.real, turned.imag), -1), qkv[:, :, 2:]), 2)
 
 
-def check_values():
+def check_values(tolerances=TOLERANCE, shapes=SHAPES, device="cpu"):
     """All dtypes and shapes, forward and gradient. Also run by itself, for one instruction set."""
-    for dtype, tolerance in TOLERANCE.items():
-        for shape in SHAPES:
-            qkv, cosine, sine = example(shape, dtype)
-            dy, found = example(shape, dtype, seed=1)[0], []
+    for dtype, tolerance in tolerances.items():
+        for shape in shapes:
+            qkv, cosine, sine = (t.to(device) for t in example(shape, dtype))
+            dy, found = example(shape, dtype, seed=1)[0].to(device), []
             for function, cast in ((rotary_packed, lambda t: t), (reference, lambda t: t.double())):
                 leaf = cast(qkv).requires_grad_()
                 y = function(leaf, cast(cosine), cast(sine))

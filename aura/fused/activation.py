@@ -13,7 +13,7 @@ _ops = torch.ops.aura
 def gelu_tanh(x):
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's GELU (Hendrycks and Gimpel 2016, section 2).
 
-    x: float32, bfloat16 or float64 of any shape. Returns the same shape and dtype.
+    x: float32, bfloat16, float64 or, on a GPU alone, float16, of any shape. Returns the same shape and dtype.
     """
     return _ops.gelu_tanh(x)
 
@@ -21,13 +21,13 @@ def gelu_tanh(x):
 def swiglu(x):
     """SiLU(gate) * up (Shazeer 2020, equation 6, without the projections).
 
-    x: [..., 2F], gate in the first F of a row and up in the rest; float32, bfloat16 or float64. Returns [..., F].
+    x: [..., 2F], gate in the first F of a row and up in the rest; dtypes of gelu_tanh. Returns [..., F].
     """
     return _ops.swiglu(x)
 
 
 def sigmoid_gate(gate, x):
-    """sigmoid(gate) * x. Both [..., C] of one dtype, float32, bfloat16 or float64, rows evenly apart or copied."""
+    """sigmoid(gate) * x. Both [..., C] of one dtype, those of gelu_tanh, rows evenly apart or copied."""
     return _ops.sigmoid_gate(gate, x)
 
 

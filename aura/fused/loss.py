@@ -7,26 +7,32 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
-DTYPES = {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
-          (torch.bfloat16, torch.float32)}  # of hidden and weight
-WEIGHT_ROWS = 2048  # of the weight's gradient in bfloat16 at one time, before it is added up in float32
+DTYPES = {  # of hidden and weight
+    "cpu": {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
+            (torch.bfloat16, torch.float32)},
+    "cuda": {(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
+             (torch.float16, torch.float16), (torch.float16, torch.float32)},
+}
+WEIGHT_ROWS = 2048  # of the weight's gradient in 16 bits at one time, before it is added up in float32: CPU
 
 
 def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
     """Cross-entropy, in nats, of softmax(hidden @ weight.T) against targets: the sum, and that of each row.
 
-    hidden: [N, C], float32, bfloat16 or float64. weight: [V, C], of the same dtype, or float32 beside bfloat16.
-    targets: int64 [N], each in [0, V), or ignore_index for a row that does not count; IndexError for any other.
-    Products are in the dtype of hidden, or in bfloat16 under autocast to it; the logits, of that dtype, are taken to
-    float32 for the softmax, and the weight's gradient is added up in float32. Returns (the sum, float32, the losses of
-    the rows, float32 [N], through which no gradient flows); float64 for float64.
+    hidden: [N, C], float32, bfloat16 or float64; on a GPU float16 in place of float64. weight: [V, C], of the same
+    dtype, or float32 beside 16 bits. targets: int64 [N], each in [0, V), or ignore_index for a row that does not count;
+    any other is an IndexError, or on a GPU a failed assertion, as torch has it. Products are in the dtype of hidden, or
+    in 16 bits under autocast to them; the logits, of that dtype, are taken to float32 for the softmax, and the weight's
+    gradient is added up in float32. Returns (the sum, float32, the losses of the rows, float32 [N], through which no
+    gradient flows); float64 for float64.
 
     Gradients are computed with the loss, while a chunk's logits exist, and kept until backward. There are no second
     derivatives.
     """
-    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    if autocast == torch.bfloat16 and hidden.dtype == torch.float32:
-        hidden = hidden.to(torch.bfloat16)
+    device = hidden.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if hidden.dtype == torch.float32 and (autocast, torch.float32) in DTYPES[device]:
+        hidden = hidden.to(autocast)
     recorded = torch.is_grad_enabled()
     loss, _, _, rows = _linear_cross_entropy(hidden, weight, targets, ignore_index, recorded and hidden.requires_grad,
                                              recorded and weight.requires_grad)
@@ -39,9 +45,9 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
     _check(hidden, weight, targets)
     rows, classes = len(hidden), len(weight)
     loss, dhidden, dweight, losses = _empty_results(hidden, weight, hidden_gradient, weight_gradient)
-    total = torch.zeros((), dtype=torch.float64)
+    total = hidden.new_zeros((), dtype=torch.float64)
     matrix = weight.to(hidden.dtype)
-    sums = dweight if dweight.dtype != torch.bfloat16 else torch.empty_like(dweight, dtype=torch.float32)
+    sums = dweight if dweight.itemsize > 2 else torch.empty_like(dweight, dtype=torch.float32)
     chunks = -(-rows * classes * hidden.element_size() // CHUNK_BYTES)
     chunk = -(-rows // max(chunks, 1))
     buffer = hidden.new_empty(chunk, classes)
@@ -65,13 +71,14 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
 
 
 def _add_product(sums, a, b, fresh):
-    """sums += a @ b, or = where it is fresh. The product of bfloat16 comes rounded: it is made in parts that stay in
-    the cache and added to the float32 of sums."""
+    """sums += a @ b, or = where it is fresh. The product of 16 bits comes rounded: it is made, on the CPU in parts that
+    stay in the cache, and added to the float32 of sums."""
     if sums.dtype == a.dtype:
         sums.addmm_(a, b, beta=0 if fresh else 1)
         return
-    part = torch.empty(min(WEIGHT_ROWS, len(sums)), sums.shape[1], dtype=a.dtype)
-    for to, rows in zip(sums.split(WEIGHT_ROWS), a.split(WEIGHT_ROWS), strict=True):
+    size = WEIGHT_ROWS if a.device.type == "cpu" else max(1, len(sums))
+    part = a.new_empty(min(size, len(sums)), sums.shape[1])
+    for to, rows in zip(sums.split(size), a.split(size), strict=True):
         product = torch.mm(rows, b, out=part[:len(rows)])
         if fresh:
             to.copy_(product)
@@ -84,7 +91,7 @@ def _check(hidden, weight, targets):
         raise ValueError(f"hidden must be [N, C] and weight [V, C], are {list(hidden.shape)} and {list(weight.shape)}")
     if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
         raise ValueError(f"targets must be int64 [{len(hidden)}], is {targets.dtype} {list(targets.shape)}")
-    if (hidden.dtype, weight.dtype) not in DTYPES:
+    if (hidden.dtype, weight.dtype) not in DTYPES[hidden.device.type]:
         raise ValueError(f"no products of {hidden.dtype} with {weight.dtype}")
 
 
@@ -95,7 +102,7 @@ def _empty_results(hidden, weight, hidden_gradient, weight_gradient):
 
 
 _linear_cross_entropy = torch.library.custom_op("aura::linear_cross_entropy", _in_chunks, mutates_args=(),
-                                                device_types="cpu")
+                                                device_types=("cpu", "cuda"))
 
 
 @_linear_cross_entropy.register_fake

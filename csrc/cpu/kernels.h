@@ -2,10 +2,10 @@
 #pragma once
 
 #include "attention.h"
-#include "cpu/loss.h"
 #include "cpu/activation.h"
+#include "loss.h"
 #include "norms.h"
-#include "cpu/rotary.h"
+#include "rotary.h"
 
 namespace aura {
 

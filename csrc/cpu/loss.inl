@@ -5,8 +5,8 @@
 // rounds is then the gradient itself and nothing before it.
 #pragma once
 
-#include "cpu/loss.h"
 #include "cpu/vec.h"
+#include "loss.h"
 
 namespace aura {
 namespace AURA_ISA {

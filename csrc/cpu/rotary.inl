@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "cpu/rotary.h"
 #include "cpu/vec.h"
+#include "rotary.h"
 
 namespace aura {
 namespace AURA_ISA {

@@ -7,8 +7,11 @@
 
 #include <cstdint>
 
+#include "cuda/activation.h"
 #include "cuda/attention.h"
+#include "cuda/loss.h"
 #include "cuda/norms.h"
+#include "cuda/rotary.h"
 
 namespace aura {
 namespace cuda {
@@ -19,6 +22,9 @@ struct Kernels {
   bool emulated;
   NormKernels norms;
   AttentionKernels attention;
+  ActivationKernels activation;
+  RotaryKernels rotary;
+  LossKernels loss;
 };
 
 }  // namespace cuda

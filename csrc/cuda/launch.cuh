@@ -1,10 +1,29 @@
-// How every kernel is queued.
+// How every kernel is queued, and in what grid.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <initializer_list>
+
 namespace aura {
 namespace cuda {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A grid of so many blocks, or of as many as there can be: kernels go on from there by its size.
+inline dim3 grid_of(int64_t x, int64_t y = 1) {
+  return dim3(static_cast<unsigned>(std::min<int64_t>(x, INT_MAX)), static_cast<unsigned>(std::min<int64_t>(y, 65535)));
+}
+
+// Whether every tensor begins on 16 bytes.
+inline bool aligned(std::initializer_list<const void*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
+    return reinterpret_cast<uintptr_t>(tensor) % 16 == 0;
+  });
+}
 
 // Queue a grid of blocks with `shared` bytes of dynamic shared memory each; null, or why not.
 template <typename... Wanted, typename... Given>

@@ -9,6 +9,11 @@ extern "C" __attribute__((visibility("default"))) const aura::cuda::Kernels* aur
       [](int device) {
         return static_cast<void*>(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream());
       },
-      false, norm_kernels(), attention_kernels()};
+      false,
+      norm_kernels(),
+      attention_kernels(),
+      activation_kernels(),
+      rotary_kernels(),
+      loss_kernels()};
   return &table;
 }

@@ -13,19 +13,18 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <climits>
 #include <initializer_list>
 
 #include "cuda/launch.cuh"
 #include "cuda/philox.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/vectors.cuh"
 
 namespace aura {
 namespace cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kThreads = 512;  // of a block, at most
 constexpr int kElements = 32;  // of a row in the registers of a thread, at most
 constexpr int kWarpRows = 4;   // of a block where a warp has a row
@@ -39,43 +38,6 @@ struct Types {
 };
 
 // ---- Pieces of the kernels. threadIdx.x counts the threads of a row, threadIdx.y the rows of a block. --------------
-
-template <int kSums>
-__device__ __forceinline__ void add_lanes(float (&sum)[kSums]) {
-#pragma unroll
-  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], apart);
-  }
-}
-
-// Adds up one or two numbers over the threads of a row; all of them get the same sum, to the last bit.
-struct RowSum {
-  static constexpr int kMostWarps = kThreads / kWarp;
-  static constexpr int kSize = 2 * kMostWarps * 2 * sizeof(float);
-  float* warp_sums;
-  // Successive sums use the two halves of warp_sums in turn, so that one barrier a sum is enough: whoever writes a half
-  // again has passed the barrier after it was read.
-  int turn;
-
-  template <int kSums>
-  __device__ __forceinline__ void operator()(float (&sum)[kSums]) {
-    add_lanes(sum);
-    const int warps = static_cast<int>(blockDim.x) / kWarp;
-    if (warps == 1) return;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-    float* half = warp_sums + turn * 2 * kMostWarps;
-    turn ^= 1;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      if (lane == 0) half[2 * warp + i] = sum[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sum[i] = lane < warps ? half[2 * lane + i] : 0.0f;
-    add_lanes(sum);
-  }
-};
 
 // Dropout of the elements column .. column + kCount of a row; a vector lies within one counter's eight numbers.
 template <int kCount>
@@ -253,7 +215,7 @@ template <typename T, int kCount, int kVectors>
 __global__ void __launch_bounds__(kThreads) forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
-  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
        row += int64_t{gridDim.x} * blockDim.y) {
@@ -283,7 +245,7 @@ __global__ void __launch_bounds__(kThreads) forward_rows(const NormForward a, in
       for (int v = 0; v < kVectors; ++v) {
         if (first + v * kStep<kCount> < columns) sum[0] += sum_of(x[v]);
       }
-      add_up(sum);
+      across.sum(sum);
       mean = sum[0] / static_cast<float>(columns);
     }
     float squares[1] = {};
@@ -291,7 +253,7 @@ __global__ void __launch_bounds__(kThreads) forward_rows(const NormForward a, in
     for (int v = 0; v < kVectors; ++v) {
       if (first + v * kStep<kCount> < columns) squares[0] += squares_of(x[v], mean);
     }
-    add_up(squares);
+    across.sum(squares);
     const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -308,8 +270,8 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, 
                                                           float* partials) {
   using R = typename T::R;
   using W = typename T::W;
-  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
-  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + RowSum::kSize) +
+  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
+  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + RowReduce::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   float dweight[kVectors][kCount] = {};
@@ -338,7 +300,7 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, 
       accumulate(x[v], dy[v], load<W, kCount>(a.weight, column, InOrder{}), mean, rstd, sums, dweight[v], dbias);
       if (a.mean) slots.set(v, dbias);
     }
-    add_up(sums);
+    across.sum(sums);
     const float means[2] = {a.mean ? sums[0] / static_cast<float>(columns) : 0.0f,
                             sums[1] / static_cast<float>(columns)};
 #pragma unroll
@@ -364,7 +326,7 @@ template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
-  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t start = row * a.columns;
@@ -383,14 +345,14 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
       for (int64_t column = first; column < a.columns; column += step) {
         sum[0] += sum_of(load<R, kCount>(from, start + column, InOrder{}));
       }
-      add_up(sum);
+      across.sum(sum);
       mean = sum[0] / static_cast<float>(a.columns);
     }
     float squares[1] = {};
     for (int64_t column = first; column < a.columns; column += step) {
       squares[0] += squares_of(load<R, kCount>(from, start + column, InOrder{}), mean);
     }
-    add_up(squares);
+    across.sum(squares);
     const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
     for (int64_t column = first; column < a.columns; column += step) {
       normalise<typename T::W>(a, row, column, load<R, kCount>(from, start + column, InOrder{}), mean, rstd);
@@ -403,7 +365,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
                                                           float* partials) {
   using R = typename T::R;
   using W = typename T::W;
-  RowSum add_up{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * a.columns;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -428,7 +390,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
       store(partial, column, to_vector<float>(dweight));
       if (a.mean) store(partial, a.columns + column, to_vector<float>(dbias));
     }
-    add_up(sums);
+    across.sum(sums);
     const float means[2] = {a.mean ? sums[0] / static_cast<float>(a.columns) : 0.0f,
                             sums[1] / static_cast<float>(a.columns)};
     for (int64_t column = first; column < a.columns; column += step) {
@@ -458,13 +420,11 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   tile[y * kPitch + x] = sum[0];
   __syncthreads();
   sum[0] = tile[x * kPitch + y];
-  add_lanes(sum);
+  combine_lanes<Sum>(sum);
   if (x == 0 && turned < columns) store(blockIdx.y ? dbias : dweight, turned, to_vector<W>(sum));
 }
 
 // ---- Launches -----------------------------------------------------------------------------------------------------
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How many elements of a row a thread keeps in registers, in vectors of `count`; 0: the row does not fit. As many as
 // the registers hold well: four vectors of 16 bytes, eight only where there are not threads enough otherwise.
@@ -495,14 +455,7 @@ int64_t partials(int64_t rows, int64_t columns) {
 
 // How many elements an access brings: `count` where rows are made of so many and every tensor begins on 16 bytes.
 int access(int64_t columns, int count, std::initializer_list<const void*> tensors) {
-  const bool aligned = std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
-    return reinterpret_cast<uintptr_t>(tensor) % 16 == 0;
-  });
-  return aligned && columns % count == 0 ? count : 1;
-}
-
-dim3 grid_of(int64_t blocks, unsigned y = 1) {
-  return dim3(static_cast<unsigned>(std::min<int64_t>(blocks, INT_MAX)), y);
+  return aligned(tensors) && columns % count == 0 ? count : 1;
 }
 
 // Calls call(Types<...>{}) for the element types of that name.
@@ -531,7 +484,7 @@ const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* strea
   if (elements == 16) kernel = count == 1 ? forward_rows<T, 1, 16> : forward_rows<T, kCount, 16 / kCount>;
   if (elements == 32) kernel = forward_rows<T, kCount, 32 / kCount>;
   const dim3 block = block_of(a.columns, elements);
-  return launch(kernel, grid_of(ceil_div(rows, block.y)), block, RowSum::kSize, stream, a, rows, rms,
+  return launch(kernel, grid_of(ceil_div(rows, block.y)), block, RowReduce::kSize, stream, a, rows, rms,
                 static_cast<float>(a.dropout.scale()));
 }
 
@@ -547,7 +500,7 @@ const char* backward_as(const NormBackward& a, int64_t rows, float* sums, void* 
   if (elements == 32) kernel = backward_rows<T, kCount, 32 / kCount>;
   const dim3 block = block_of(a.columns, elements);
   const int slots = static_cast<int>(block.x * block.y * sizeof(float)) * elements;
-  return launch(kernel, grid_of(partials(rows, a.columns)), block, RowSum::kSize + slots, stream, a, rows,
+  return launch(kernel, grid_of(partials(rows, a.columns)), block, RowReduce::kSize + slots, stream, a, rows,
                 static_cast<float>(a.dropout.scale()), sums);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/element.h"
 #include "cuda/ptx.cuh"
 
 namespace aura {
@@ -14,6 +15,17 @@ namespace cuda {
 // Element types are float, Half and BFloat.
 template <typename T>
 constexpr int kBytes = std::is_same_v<T, float> ? 4 : 2;
+
+// Calls call(T{}) for the type of that name.
+template <typename Call>
+const char* with_element(Element element, const Call& call) {
+  switch (element) {
+    case Element::kFloat: return call(float{});
+    case Element::kBFloat16: return call(BFloat{});
+    case Element::kHalf: return call(Half{});
+  }
+  return "no such element type";
+}
 
 // kCount neighbours, packed as in memory: 16-bit values in pairs, a single one in the low half.
 template <typename T, int kCount>

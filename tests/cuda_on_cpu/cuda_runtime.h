@@ -81,7 +81,9 @@ void copy_later(void* to, const void* from, int bytes);
 void commit_copies();
 void wait_for_copies(int pending);
 
-void run(dim3 grid, dim3 block, size_t shared, void (*kernel)(void*), void* arguments);
+// Whether no assertion has failed. One that fails ends the launch.
+bool run(dim3 grid, dim3 block, size_t shared, void (*kernel)(void*), void* arguments);
+[[noreturn]] void fail_assertion(const char* condition);
 
 }  // namespace emulated
 
@@ -146,7 +148,7 @@ using std::min;
 
 // ---- The run-time library -------------------------------------------------------------------------------------------
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorAssert = 710 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
@@ -164,7 +166,10 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs = 0;
 };
 
-inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "invalid value"; }
+inline const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorAssert) return "device-side assert triggered";
+  return error == cudaSuccess ? "no error" : "invalid value";
+}
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
@@ -201,11 +206,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
     return cudaErrorInvalidValue;
   }
-  emulated::run(grid, block, config->dynamicSmemBytes,
-                [](void* pointer) {
-                  Call& all = *static_cast<Call*>(pointer);
-                  std::apply(all.kernel, all.arguments);
-                },
-                &call);
-  return cudaSuccess;
+  const bool whole = emulated::run(grid, block, config->dynamicSmemBytes,
+                                   [](void* pointer) {
+                                     Call& all = *static_cast<Call*>(pointer);
+                                     std::apply(all.kernel, all.arguments);
+                                   },
+                                   &call);
+  return whole ? cudaSuccess : cudaErrorAssert;  // a card says so later, to whoever waits for it
 }

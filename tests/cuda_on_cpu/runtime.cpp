@@ -52,6 +52,7 @@ struct Block {
   unsigned char* shared;
   uint64_t barriers = 0;  // passed by all
   int arrived = 0, ended = 0;
+  bool asserted = false;
   ucontext_t scheduler;
   void (*kernel)(void*);
   void* arguments;
@@ -145,6 +146,7 @@ void run_block(size_t shared) {
           fiber = block->fibers[order[i]].get();
           threadIdx = fiber->thread.index;
           if (!fiber->ended) swapcontext(&block->scheduler, &fiber->context);
+          if (block->asserted) return;
         }
         any |= progress;
       } while (progress);
@@ -189,6 +191,15 @@ const unsigned char* collect(unsigned mask, const char* operation, const void* m
   return &warp.brought[side][0][0];
 }
 
+void fail_assertion(const char* condition) {
+  std::fprintf(stderr, "emulated CUDA, block (%u, %u, %u), thread (%u, %u, %u): assertion `%s` failed\n",
+               block->index.x, block->index.y, block->index.z, fiber->thread.index.x, fiber->thread.index.y,
+               fiber->thread.index.z, condition);
+  block->asserted = true;
+  yield();
+  std::abort();  // nobody resumes this fiber
+}
+
 void copy_later(void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || (bytes && reinterpret_cast<uintptr_t>(from) % 16)) {
     fail("cp.async: an address is not aligned to 16 bytes");
@@ -208,7 +219,7 @@ void wait_for_copies(int pending) {
   }
 }
 
-void run(dim3 grid, dim3 size, size_t shared, void (*kernel)(void*), void* arguments) {
+bool run(dim3 grid, dim3 size, size_t shared, void (*kernel)(void*), void* arguments) {
   Block current;
   current.size = size;
   current.grid = grid;
@@ -224,8 +235,10 @@ void run(dim3 grid, dim3 size, size_t shared, void (*kernel)(void*), void* argum
   for (uint64_t i : order) {
     blockIdx = current.index = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
     run_block(shared);
+    if (current.asserted) break;
   }
   block = nullptr;
+  return !current.asserted;
 }
 
 }  // namespace emulated

@@ -1,10 +1,14 @@
 """The CUDA kernels on a card, by the tests of the CPU's: values, gradients, torch's own checks, streams, graphs."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from aura import cuda_extension, extension, ops
-from tests import test_attention, test_norms
+from tests import test_activation, test_attention, test_loss, test_norms, test_rotary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 HALVES = (torch.bfloat16, torch.float16)
@@ -27,6 +31,14 @@ def kernels():
 def half_precision(monkeypatch):
     for tests in (test_norms, test_attention):
         monkeypatch.setitem(tests.LIMITS, torch.float16, 2e-3)
+    for tests in (test_activation, test_rotary):
+        monkeypatch.setitem(tests.TOLERANCE, torch.float16, 2**-11)
+    monkeypatch.setitem(test_loss.NORM_ERROR, torch.float16, 2**-9)
+
+
+def only(limits):
+    """Those of the dtypes that the kernels take."""
+    return {dtype: limits[dtype] for dtype in (FLOAT, *HALVES)}
 
 
 def drawn(kind, rows, columns, dtypes):
@@ -76,6 +88,48 @@ def test_more_keys_than_queries_and_fewer():
         test_attention.agree(test_attention.qkv(2, rows, 3, 64, torch.bfloat16, keys), causal=False, device="cuda")
 
 
+def test_activations_against_the_formula():
+    shapes = [*test_activation.SHAPES, (3000, 1000), (70_001, 24), (3, 2_000_003)]
+    test_activation.check_values(only(test_activation.TOLERANCE), shapes, "cuda")
+
+
+def test_rotary_against_complex_numbers():
+    shapes = [*test_rotary.SHAPES, (4, 512, 12, 64), (2, 300, 7, 80), (1, 100, 3, 34), (70_000, 1, 1, 2)]
+    test_rotary.check_values(only(test_rotary.TOLERANCE), shapes, "cuda")
+
+
+def test_cross_entropy_against_torch():
+    test_loss.check_rows(only(test_loss.NORM_ERROR), (*test_loss.WIDTHS, 8192, 50_257, 131_072), "cuda")
+
+
+@pytest.mark.parametrize("dtype", (FLOAT, *HALVES), ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_head_with_its_loss(monkeypatch, autocast, dtype):
+    """In several chunks, and under autocast with a weight in float32; as exact as torch's logits in float32."""
+    test_loss.small_chunks(monkeypatch, rows=64, classes=5003, size=2)
+    hidden, weight, targets = (t.detach().cuda() for t in test_loss.example(300, 5003, width=96))
+    low = torch.bfloat16 if dtype == FLOAT else dtype
+    inputs = [(t if autocast else t.to(dtype)).requires_grad_() for t in (hidden, weight)]
+    exact = test_loss.with_gradients(test_loss.reference, *test_loss.doubles(*inputs), targets)
+    with torch.autocast("cuda", dtype=low, enabled=autocast):
+        value = ops.linear_cross_entropy(*inputs, targets)
+    found = value.detach(), *torch.autograd.grad(value, inputs)
+    limit = test_loss.NORM_ERROR[low if autocast else dtype]
+    for value, wanted in zip(found, exact, strict=True):
+        assert test_loss.error(value, wanted) < limit
+    assert [g.dtype for g in found[1:]] == [x.dtype for x in inputs]
+
+
+def test_a_target_that_is_no_class_fails_an_assertion():
+    """In a process of its own, whose device is of no more use afterwards."""
+    code = ("import torch; from aura import ops; ops.use('fused', 'cuda'); from aura.fused import loss; "
+            "torch.ops.aura.cross_entropy_chunk_(torch.zeros(2, 11, device='cuda'), "
+            "torch.tensor([3, 11], device='cuda'), -100, True); torch.cuda.synchronize()")
+    ran = subprocess.run([sys.executable, "-c", code], cwd=extension.ROOT, capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 1 and "a target is neither a class nor ignored" in ran.stdout + ran.stderr
+    assert "device-side assert triggered" in ran.stderr
+
+
 # ---- What torch asks of an operator ----------------------------------------------------------------------------------
 
 
@@ -86,6 +140,13 @@ def test_opcheck():
                             ("add_layer_norm", (x, residual, weight, bias, 1e-5, 0.2, seed)),
                             ("add_rms_norm", (x, residual, weight, 1e-5, 0.0, None)),
                             ("attention", (*qkv(2, 9, 2, 64), True, 0.1, 0.2, seed, lengths, None))):
+        torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
+    packed, cosine, sine = (t.cuda() for t in test_rotary.example((2, 5, 2, 12)))
+    targets = torch.tensor([3, test_loss.IGNORED, 0, 39, 7], device="cuda")
+    for name, arguments in (("gelu_tanh", (x,)), ("swiglu", (x,)), ("sigmoid_gate", (x, residual)),
+                            ("rotary", (packed.requires_grad_(), cosine, sine, False)),
+                            ("cross_entropy_chunk_", (x.detach(), targets, test_loss.IGNORED, True)),
+                            ("linear_cross_entropy", (x, residual, targets, test_loss.IGNORED, True, True))):
         torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
 
 
@@ -102,6 +163,11 @@ def test_the_same_bits_every_time():
     operands = drawn("layer_norm", 3000, 768, (torch.bfloat16,) * 3)
     first, second = (torch.autograd.grad(ops.layer_norm(*operands).float().square().sum(), operands) for _ in range(2))
     assert all(map(torch.equal, first, second))
+    logits, targets = torch.randn(30, 50_257, device="cuda"), torch.arange(30, device="cuda")
+    first, second = logits.clone(), logits.clone()
+    losses = [test_loss.CHUNK(each, targets, test_loss.IGNORED, True) for each in (first, second)]
+    assert torch.equal(*losses) and torch.equal(first, second)
+    torch.testing.assert_close(losses[0], F.cross_entropy(logits.double(), targets, reduction="none"))
 
 
 def test_another_stream_and_a_graph():
