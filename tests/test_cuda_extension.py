@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aura import cuda_extension, extension, ops
 from aura.errors import UserError
@@ -60,3 +62,30 @@ def test_without_a_card_fused_says_so_and_nothing_else_is_lost():
     assert (ops._choice, ops._gpu) == before
     with ops.using("auto", "cuda"):
         assert ops.describe(torch.device("cuda")).startswith("atención: scaled_dot_product_attention de torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_goes_to_our_kernels(monkeypatch, dtype):
+    """By tensors without memory: on a GPU every operation but attention takes these dtypes."""
+    if not extension.has_ops(extension.load()):
+        pytest.skip(extension.status())
+    seen = set()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "aura":
+                seen.add(func.__name__.removesuffix(".default"))
+            return func(*args, **(kwargs or {}))
+
+    with ops.using("fused"), FakeTensorMode(), Seen():
+        monkeypatch.setattr(ops, "_gpu", True)
+        x, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((4, 8), (8,)))
+        angles = torch.empty(4, 4, device="cuda")
+        ops.layer_norm(x, weight, weight)
+        ops.gelu_tanh(x)
+        ops.swiglu(x)
+        ops.sigmoid_gate(x, x)
+        ops.rotary_packed(torch.empty(1, 4, 3, 2, 8, device="cuda", dtype=dtype), angles, angles)
+        ops.linear_cross_entropy(x, x, torch.empty(4, device="cuda", dtype=torch.int64))
+        assert not ops._takes(torch.empty(4, device="cuda", dtype=torch.float64))
+    assert seen == {"layer_norm", "gelu_tanh", "swiglu", "sigmoid_gate", "rotary", "linear_cross_entropy"}
