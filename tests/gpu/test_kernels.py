@@ -126,7 +126,7 @@ def test_a_target_that_is_no_class_fails_an_assertion():
             "torch.ops.aura.cross_entropy_chunk_(torch.zeros(2, 11, device='cuda'), "
             "torch.tensor([3, 11], device='cuda'), -100, True); torch.cuda.synchronize()")
     ran = subprocess.run([sys.executable, "-c", code], cwd=extension.ROOT, capture_output=True, text=True, timeout=250)
-    assert ran.returncode == 1 and "a target is neither a class nor ignored" in ran.stdout + ran.stderr
+    assert ran.returncode != 0 and "a target is neither a class nor ignored" in ran.stdout + ran.stderr
     assert "device-side assert triggered" in ran.stderr
 
 
@@ -142,11 +142,12 @@ def test_opcheck():
                             ("attention", (*qkv(2, 9, 2, 64), True, 0.1, 0.2, seed, lengths, None))):
         torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
     packed, cosine, sine = (t.cuda() for t in test_rotary.example((2, 5, 2, 12)))
+    head = torch.randn(50, 40, device="cuda", requires_grad=True)
     targets = torch.tensor([3, test_loss.IGNORED, 0, 39, 7], device="cuda")
     for name, arguments in (("gelu_tanh", (x,)), ("swiglu", (x,)), ("sigmoid_gate", (x, residual)),
                             ("rotary", (packed.requires_grad_(), cosine, sine, False)),
                             ("cross_entropy_chunk_", (x.detach(), targets, test_loss.IGNORED, True)),
-                            ("linear_cross_entropy", (x, residual, targets, test_loss.IGNORED, True, True))):
+                            ("linear_cross_entropy", (x, head, targets, test_loss.IGNORED, True, True))):
         torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
 
 
