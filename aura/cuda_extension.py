@@ -28,6 +28,21 @@ def load():
     global _loaded
     if _loaded:
         return
+    rules, key = _plan()
+    library = ctypes.CDLL(str(extension.built_once(key, OUTPUT, lambda at: extension.run_build(rules, OUTPUT, at))))
+    hand_over(library)
+    _loaded = library
+
+
+def speeds_file():
+    """Where it is kept which of these kernels are faster than torch on the current card: beside them, so that nobody
+    believes what was measured with others. Raises Unavailable."""
+    card = re.sub(r"\W+", "-", torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+    return extension.build_folder(_plan()[1]) / f"speeds-{card}.json"
+
+
+def _plan():
+    """(ninja file, key) of the build for the current card. Raises Unavailable."""
     module = extension.load()
     if not extension.has_ops(module):
         raise Unavailable(extension.status())
@@ -43,9 +58,7 @@ def load():
     rules = ninja_file(toolkit, compiler, capability)
     key = extension.digest([rules, extension.source_hash((".cu", ".cuh", ".h", ".cpp")), torch.__version__,
                             version_of(toolkit), extension.output_of([*compiler, "--version"])])
-    library = ctypes.CDLL(str(extension.built_once(key, OUTPUT, lambda at: extension.run_build(rules, OUTPUT, at))))
-    hand_over(library)
-    _loaded = library
+    return rules, key
 
 
 def hand_over(library):

@@ -222,6 +222,11 @@ def _build_root() -> Path:
     return Path(os.environ.get("AURA_BUILD_DIR") or Path.home() / ".cache" / "aura")
 
 
+def build_folder(key: str) -> Path:
+    """Where the build of this key is, or would be."""
+    return _build_root() / key
+
+
 @contextmanager
 def _locked(path: Path):
     """Hold an exclusive lock that the kernel frees when its holder dies, whatever killed it."""
@@ -368,7 +373,7 @@ def _just_in_time() -> Path:
 
 def built_once(key: str, output: str, make: Callable[[Path], None]) -> Path:
     """The file `output` of the build of this key; make(its path) where there is none, one process at a time."""
-    target = _build_root() / key / output
+    target = build_folder(key) / output
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.parent / "lock"):

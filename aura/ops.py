@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from aura import extension
+from aura import extension, speeds
 from aura.errors import UserError
 
 CHOICES = ("auto", "fused", "sdpa", "reference")
@@ -26,23 +26,26 @@ LOGITS_BYTES = 512 << 20
 
 _choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others
 _fused = None  # the package of our kernels, once loaded
-_gpu = False  # whether tensors on a GPU go to our kernels too, those that they take
+_gpu = False  # True: tensors on a GPU go to our kernels too, those that they take; speeds.Speeds: where ours are faster
 
 
 def use(choice="auto", device="cpu"):
     """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
 
-    auto is fused where the extension can be built, else sdpa; on a GPU it is sdpa, since nobody has measured yet where
-    ours are faster. Builds and loads the extension if need be, and for fused on a device "cuda" its kernels. Tensors
-    our kernels do not take (float16 on a CPU, heads wider than 256, other devices) go to torch's in any case. Returns
-    the choice that was made. Raises UserError where fused cannot be had.
+    auto is fused where the extension can be built, else sdpa; on a GPU each operation goes to whoever was the faster
+    when `benchmarks/gpu.py --learn` measured this card, and all to torch where nobody has. Builds and loads the
+    extension if need be, and its kernels for a device "cuda" where they are wanted. Tensors our kernels do not take
+    (float16 on a CPU, heads wider than 256, other devices) go to torch's in any case. Returns the choice that was made.
+    Raises UserError where fused cannot be had.
     """
     global _choice, _gpu
     if choice not in CHOICES:
         raise UserError(f"--attention {choice!r}: se espera {', '.join(CHOICES)}")
-    gpu = choice == "fused" and torch.device(device).type == "cuda"
+    gpu = False
     if choice in ("auto", "fused"):
-        reason = _load() or (_load_gpu() if gpu else None)
+        reason = _load()
+        if not reason and torch.device(device).type == "cuda":
+            gpu, reason = _load_gpu(choice)
         if reason and choice == "fused":
             raise UserError(f"--attention fused: {reason}; use --attention auto o sdpa")
         choice = "sdpa" if reason else "fused"
@@ -75,28 +78,45 @@ def _load():
     return None
 
 
-def _load_gpu():
-    """Load our kernels for a GPU; returns None, or why there are none."""
+def _load_gpu(choice):
+    """(what _gpu becomes, None or why there are no kernels for the GPU). Loads them for fused, and for auto where they
+    are known to be faster at something; for auto their absence is no reason."""
     from aura import cuda_extension  # asks for a compiler and a toolkit that only this needs
 
     try:
-        return cuda_extension.load()
+        if choice == "fused":
+            cuda_extension.load()
+            return True, None
+        known = speeds.read(cuda_extension.speeds_file())
+        if known is None or not known.operations():
+            return False, None
+        cuda_extension.load()
+        return known, None
     except (extension.Unavailable, OSError) as problem:
-        return " ".join(str(problem).split())
+        return False, " ".join(str(problem).split()) if choice == "fused" else None
 
 
-def _takes(x, on_gpu=GPU_DTYPES):
-    """Whether our kernels are chosen and take tensors like x; on_gpu: the dtypes that those of a GPU take."""
+def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
+    """Whether our kernels are chosen for tensors like x and take them. on_gpu: the dtypes that those of a GPU take.
+    op, size, form, width: what is done, as speeds.Speeds tells it."""
     if _choice is None:
         use()
     if _choice != "fused":
         return False
-    return x.dtype in KERNEL_DTYPES if x.device.type == "cpu" else _gpu and x.is_cuda and x.dtype in on_gpu
+    if x.device.type == "cpu":
+        return x.dtype in KERNEL_DTYPES
+    if not (_gpu and x.is_cuda and x.dtype in on_gpu):
+        return False
+    return _gpu is True or _gpu.wins((op, x.dtype, form, width), size)
 
 
-def _takes_heads(q):
-    """Whether our kernels are chosen and take heads like those of q, [..., D]."""
-    return _takes(q, GPU_ATTENTION_DTYPES) and (q.shape[-1] in GPU_WIDTHS if q.is_cuda else q.shape[-1] <= KERNEL_WIDTH)
+def _takes_heads(q, causal, cu_seqlens):
+    """Whether our kernels are chosen and take heads like those of q, [B, T, ..., H, D]."""
+    width = q.shape[-1]
+    if width > KERNEL_WIDTH or q.is_cuda and width not in GPU_WIDTHS:
+        return False
+    form = "documents" if cu_seqlens is not None else "causal" if causal else "full"
+    return _takes("attention", q, q.shape[1], on_gpu=GPU_ATTENTION_DTYPES, form=form, width=width)
 
 
 def _seed(dropout):
@@ -115,7 +135,7 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
     hold every pair of tokens, the pairs of different entries. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if _takes_heads(q):
+    if _takes_heads(q, causal, cu_seqlens):
         return _fused.attention.attention(q, k, v, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
     together = cu_seqlens is not None and not rows_apart
     mask = _mask(q, k, causal, lengths, cu_seqlens, together)
@@ -131,9 +151,9 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
 
 def attention_packed(qkv, **options):
     """attention() of one projection [B, T, 3, H, D] with q, k and v side by side, not copied. Returns [B, T, H, D]."""
-    if not _takes_heads(qkv):
-        return attention(*qkv.unbind(2), **options)
     options = {"causal": True, "scale": None, "dropout": 0.0, "lengths": None, "cu_seqlens": None, **options}
+    if not _takes_heads(qkv, options["causal"], options["cu_seqlens"]):
+        return attention(*qkv.unbind(2), **options)
     options.pop("rows_apart", None)
     options["scale"] = qkv.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
     return _fused.attention.attention_packed(qkv, seed=_seed(options["dropout"]), **options)
@@ -179,14 +199,14 @@ def _written_out(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=
 
 def layer_norm(x, weight, bias, eps=1e-5):
     """Layer normalisation over the last axis (Ba et al. 2016). x: [..., C]; weight, bias: [C]. Returns [..., C]."""
-    if _takes(x):
+    if _takes("layer_norm", x, x.shape[-1]):
         return _fused.norms.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x, weight, eps=1e-6):
     """Root mean square normalisation (Zhang and Sennrich 2019). x: [..., C]; weight: [C]. Returns [..., C]."""
-    if _takes(x):
+    if _takes("rms_norm", x, x.shape[-1]):
         return _fused.norms.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -196,7 +216,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
 
     x, residual: [..., C]; weight, bias: [C]. Returns (layer_norm(new), new) with new = residual + dropout(x).
     """
-    if _takes(x):
+    if _takes("add_layer_norm", x, x.shape[-1]):
         return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout))
     new = residual + F.dropout(x, dropout)
     return F.layer_norm(new, weight.shape, weight, bias, eps), new
@@ -204,7 +224,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
 
 def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
     """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
-    if _takes(x):
+    if _takes("add_rms_norm", x, x.shape[-1]):
         return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout))
     new = residual + F.dropout(x, dropout)
     return F.rms_norm(new, weight.shape, weight, eps), new
@@ -216,7 +236,7 @@ def rotary_packed(qkv, cosine, sine):
     qkv: [B, T, 3, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least. Returns the same, v as it is.
     """
     wide = torch.promote_types(qkv.dtype, torch.float32)
-    if _takes(qkv):
+    if _takes("rotary", qkv, qkv.shape[1], width=qkv.shape[-1]):
         return _fused.rotary.rotary_packed(qkv, cosine.to(wide), sine.to(wide))
     first, second = qkv[:, :, :2].to(wide).chunk(2, dim=-1)
     cosine, sine = cosine[:, None, None], sine[:, None, None]
@@ -226,7 +246,9 @@ def rotary_packed(qkv, cosine, sine):
 
 def gelu_tanh(x):
     """GELU in the tanh form of GPT-2 (Hendrycks and Gimpel 2016, section 2). x: any shape."""
-    return _fused.activation.gelu_tanh(x) if _takes(x) else F.gelu(x, approximate="tanh")
+    if _takes("gelu_tanh", x, x.shape[-1] if x.dim() else 1):
+        return _fused.activation.gelu_tanh(x)
+    return F.gelu(x, approximate="tanh")
 
 
 def gelu(x):
@@ -236,7 +258,7 @@ def gelu(x):
 
 def swiglu(x):
     """silu(gate) * up (Shazeer 2020). x: [..., 2 F], gate first. Returns [..., F]."""
-    if _takes(x):
+    if _takes("swiglu", x, x.shape[-1] // 2):
         return _fused.activation.swiglu(x)
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -244,7 +266,9 @@ def swiglu(x):
 
 def sigmoid_gate(gate, x):
     """sigmoid(gate) * x. Both [..., C]."""
-    return _fused.activation.sigmoid_gate(gate, x) if _takes(x) else gate.sigmoid() * x
+    if _takes("sigmoid_gate", x, x.shape[-1]):
+        return _fused.activation.sigmoid_gate(gate, x)
+    return gate.sigmoid() * x
 
 
 def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
@@ -258,7 +282,7 @@ def linear_cross_entropy(hidden, weight, targets, ignore_index=-100):
 
 def linear_cross_entropy_rows(hidden, weight, targets, ignore_index=-100):
     """(linear_cross_entropy(), the losses [N] it is the sum of, 0 where ignored, through which no gradient flows)."""
-    if _takes(hidden):
+    if _takes("cross_entropy", hidden, len(weight)):
         return _fused.loss.linear_cross_entropy(hidden, weight, targets, ignore_index)
     rows = loss_rows(len(weight), hidden.device.type)
     if len(hidden) <= rows:
@@ -294,9 +318,14 @@ def describe(device):
     if _choice == "fused" and device.type == "cpu":
         return f"atención, normas y pérdida: núcleos propios ({extension.load().cpu_isa()})"
     if _gpu and device.type == "cuda":
-        return "atención, normas y pérdida: núcleos propios de CUDA"
+        if _gpu is True:
+            return "atención, normas y pérdida: núcleos propios de CUDA"
+        return (f"por lo medido en esta tarjeta, núcleos propios de CUDA donde son más rápidos ("
+                f"{', '.join(_gpu.operations())}), torch en lo demás")
     names = {"reference": "la fórmula en torch", "sdpa": "scaled_dot_product_attention de torch"}
     why = f" (núcleos propios en {device.type}: solo con --attention fused)" if _choice == "fused" else ""
+    if why and device.type == "cuda":
+        why = why[:-1] + ", o donde benchmarks/gpu.py --learn los mida más rápidos en esta tarjeta)"
     return f"atención: {names.get(_choice, names['sdpa'])}{why}; normas y pérdida: torch"
 
 

@@ -2,6 +2,7 @@
 attention, documents, a training step.
 
     python benchmarks/gpu.py --json gpu.json --markdown gpu.md
+    python benchmarks/gpu.py --learn                    # from then on --attention auto knows what is faster here
     python benchmarks/gpu.py --only attention --seq-len 1024,4096 --nanogpt ../nanoGPT
 
 Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up; before a
@@ -37,7 +38,7 @@ import train_step  # noqa: E402
 import hrm_training_large_1b  # noqa: E402
 import train_distributed  # noqa: E402
 import train_tensordock  # noqa: E402
-from aura import backend, cuda_extension, extension, ops, plan  # noqa: E402
+from aura import backend, cuda_extension, extension, ops, plan, speeds  # noqa: E402
 from aura.models import bert, gpt, hrm  # noqa: E402
 
 SEED, EPS = 1234, 1e-5
@@ -220,7 +221,7 @@ def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
     allowed = (number[:, None] == number).tril()
     flop = 2 * batch * heads * documents * (length // documents) ** 2 * width
     masked = Contestant("sdpa with a mask", sdpa(True, allowed))
-    return Case("attention", f"{type_name(dtype)}, {documents} documents",
+    return Case("attention", f"{type_name(dtype)}, documents",
                 (batch, length, heads, width), [qkv],
                 [ours(lambda qkv: ops.attention_packed(qkv, cu_seqlens=bounds, rows_apart=True)), masked],
                 sdpa(True, allowed), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
@@ -575,6 +576,14 @@ def told_memory(row):
     return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}"
 
 
+def learn(rows):
+    """Keep which operations are faster in our kernels on this card, for --attention auto."""
+    path, known = cuda_extension.speeds_file(), speeds.learnt(rows)
+    speeds.write(path, known)
+    print(f"--attention auto usará en esta tarjeta los núcleos propios de: {', '.join(known.operations()) or 'nada'} "
+          f"({path})")
+
+
 SECTIONS = ("norms", "activations", "rotary", "loss", "attention", "documents", "step")
 
 
@@ -587,6 +596,8 @@ def build_parser():
     parser.add_argument("--seq-len", type=measure.numbers, default="512,1024,2048,4096", metavar="T,T,...",
                         help="longitudes de la atención (por defecto: 512,1024,2048,4096)")
     parser.add_argument("--rounds", type=int, default=7, help="rondas de cada comparación (por defecto: 7)")
+    parser.add_argument("--learn", action="store_true",
+                        help="guarda qué es más rápido en esta tarjeta, para --attention auto")
     parser.add_argument("--nanogpt", metavar="CARPETA", help="copia de nanoGPT, rival del paso de entrenamiento")
     parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir la tabla")
@@ -622,6 +633,8 @@ def main(argv=None):
         for row in rows:
             print_row(row)
     measure.write(args.json, result)
+    if args.learn:
+        learn(result["rows"])
     if args.markdown:
         Path(args.markdown).write_text(markdown(result), encoding="utf-8")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aura import extension, ops
+from aura import extension, ops, speeds
 
 
 @pytest.fixture
@@ -44,7 +44,33 @@ def test_every_case_is_checked_timed_and_told(gpu):
             assert all(row["ratio"] > 0 and row["share_of_ceiling"] > 0 for row in found)
             rows += found
     table = gpu.markdown({"rows": rows})
-    assert len(table.splitlines()) == 2 + 2 * 10 + 1 and "attention, bfloat16, 4 documents" in table
+    assert len(table.splitlines()) == 2 + 2 * 10 + 1 and "attention, bfloat16, documents" in table
+
+
+def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypatch, tmp_path, capsys):
+    asked, takes = {}, ops._takes
+
+    def heard(op, x, size, *, on_gpu=(), form="", width=0):
+        asked[op, x.dtype, form, width] = size
+        return takes(op, x, size, form=form, width=width)
+
+    monkeypatch.setattr(ops, "_takes", heard)
+    monkeypatch.setattr(gpu.cuda_extension, "speeds_file", lambda: tmp_path / "speeds.json")
+    rows = []
+    for case in map(on_the_cpu, cases(gpu)):
+        for direction in case.work:
+            samples = {contestant.name: [1.0 if contestant.name == "ours" else 2.0] for contestant in case.contestants}
+            rows += gpu.rows_of(case, direction, samples, None, {"copy": 1e9, "matmul": 1e9})
+        if case.op != "cross_entropy":  # whose case has the logits, and not what they are made of
+            case.contestants = case.contestants[:1]
+            gpu.calls(case, gpu.BACKWARD)
+    hidden, weight = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(41, 16, dtype=torch.bfloat16)
+    with ops.using("fused"):
+        ops.linear_cross_entropy(hidden, weight, torch.zeros(8, dtype=torch.int64))
+    gpu.learn(rows)
+    assert "gelu_tanh" in capsys.readouterr().out
+    known = speeds.read(tmp_path / "speeds.json")
+    assert {kind: [(size, 2.0)] for kind, size in asked.items()} == known.cells
 
 
 def test_a_wrong_result_is_refused(gpu):

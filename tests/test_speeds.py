@@ -1,0 +1,91 @@
+"""aura/speeds.py, and what --attention auto makes of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aura import cuda_extension, extension, ops, speeds
+
+HALF = torch.bfloat16
+NORM, CAUSAL = ("layer_norm", HALF, "", 0), ("attention", HALF, "causal", 64)
+
+
+def row(op, variant, shape, direction, peer, ours_ms, peer_ms):
+    return {"op": op, "variant": variant, "shape": list(shape), "direction": direction, "peer": peer,
+            "ours_ms": ours_ms, "peer_ms": peer_ms}
+
+
+def test_forward_and_backward_count_together_against_the_fastest_that_has_both():
+    shape, case = (8, 2048, 32, 64), ("attention", "bfloat16, causal")
+    rows = [row(*case, shape, "forward", "sdpa flash", 1.0, 2.0), row(*case, shape, "backward", "sdpa flash", 3.0, 2.4),
+            row(*case, shape, "forward", "sdpa cudnn", 1.0, 1.5), row(*case, shape, "backward", "sdpa cudnn", 3.0, 2.7),
+            row(*case, shape, "forward", "sdpa efficient", 1.0, 0.1),
+            row("layer_norm", "bfloat16", (16, 768), "forward", "torch", 1.0, 2.0),
+            row("layer_norm", "bfloat16", (16, 768), "forward", "torch.compile", 1.0, 0.1),
+            row("layer_norm", "bfloat16", (16, 4096), "forward", "torch", 1.0, 0.5),
+            row("training step gpt2", "bf16", (32, 1024), "step", "sdpa", 1.0, 2.0)]
+    cells = speeds.learnt(rows).cells
+    assert cells == {CAUSAL: [(2048, pytest.approx(4.2 / 4))], NORM: [(768, 2.0), (4096, 0.5)]}
+
+
+def test_the_nearest_measured_size_decides_and_what_was_not_measured_is_torchs(tmp_path):
+    path = tmp_path / "speeds.json"
+    assert speeds.read(path) is None
+    speeds.write(path, speeds.Speeds({NORM: [(768, 2.0), (4096, 0.5)], CAUSAL: [(512, 0.9)]}))
+    known = speeds.read(path)
+    assert [known.wins(NORM, size) for size in (0, 1, 768, 1700, 1800, 9000)] == [True, True, True, True, False, False]
+    assert not known.wins(CAUSAL, 512) and not known.wins(("rms_norm", HALF, "", 0), 768)
+    assert not known.wins(("layer_norm", torch.float16, "", 0), 768)
+    assert known.operations() == ["layer_norm"]
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """A card whose kernels need no building. Gives the file of its speeds, and how often its kernels were loaded."""
+    if not extension.has_ops(extension.load()):
+        pytest.skip(extension.status())
+    loaded = []
+    monkeypatch.setattr(cuda_extension, "speeds_file", lambda: tmp_path / "speeds.json")
+    monkeypatch.setattr(cuda_extension, "load", lambda: loaded.append(True))
+    return SimpleNamespace(file=tmp_path / "speeds.json", loaded=loaded)
+
+
+def on_card(*shape, dtype=HALF):
+    """What the choice looks at of a tensor on a GPU."""
+    return SimpleNamespace(shape=shape, dtype=dtype, device=torch.device("cuda"), is_cuda=True)
+
+
+def test_auto_goes_by_what_was_measured_on_the_card(card):
+    speeds.write(card.file, speeds.Speeds({NORM: [(768, 2.0), (4096, 0.5)], CAUSAL: [(512, 1.2)]}))
+    with ops.using("auto", "cuda"):
+        assert card.loaded == [True]
+        told = ops.describe(torch.device("cuda"))
+        assert "núcleos propios de CUDA donde son más rápidos (attention, layer_norm), torch en lo demás" in told
+        assert ops._takes("layer_norm", on_card(8, 768), 768) and not ops._takes("layer_norm", on_card(8, 8192), 8192)
+        assert not ops._takes("rms_norm", on_card(8, 768), 768)
+        q = on_card(2, 600, 3, 4, 64)
+        assert ops._takes_heads(q, True, None) and not ops._takes_heads(q, False, None)
+        assert not ops._takes_heads(q, True, torch.zeros(2))
+        assert not ops._takes_heads(on_card(2, 600, 4, 128), True, None)
+        assert ops._takes("layer_norm", torch.ones(1), 8192)  # on the CPU nothing changes
+    with ops.using("fused", "cuda"):
+        assert ops._takes("rms_norm", on_card(8, 8192), 8192)
+
+
+def test_auto_builds_nothing_where_nobody_has_measured_or_nothing_is_faster(card):
+    for known in (None, speeds.Speeds({NORM: [(768, 0.9)]})):
+        if known:
+            speeds.write(card.file, known)
+        with ops.using("auto", "cuda"):
+            assert not card.loaded and not ops._takes("layer_norm", on_card(8, 768), 768)
+            assert "benchmarks/gpu.py --learn" in ops.describe(torch.device("cuda"))
+
+
+def test_auto_does_without_kernels_that_cannot_be_had(card, monkeypatch):
+    def nothing():
+        raise extension.Unavailable("no se encuentra nvcc")
+
+    monkeypatch.setattr(cuda_extension, "speeds_file", nothing)
+    with ops.using("auto", "cuda"):
+        assert not ops._takes("layer_norm", on_card(8, 768), 768)
