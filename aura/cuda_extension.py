@@ -48,7 +48,7 @@ def _plan():
         raise Unavailable(extension.status())
     if not CSRC.is_dir():
         raise Unavailable("faltan las fuentes de los núcleos (csrc/): use una copia del repositorio")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.cuda is None:  # AMD's cards answer to torch.cuda too
         raise Unavailable("no hay ninguna GPU de NVIDIA que torch pueda usar")
     capability = torch.cuda.get_device_capability()
     if capability < LEAST_CAPABILITY:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from aura.errors import UserError
 from aura.files import write_json
 
 COMPILED = "torch.compile"  # what models are not run with: the kernels are not chosen against it
@@ -57,8 +58,12 @@ def write(path, speeds):
 
 
 def read(path):
-    """The Speeds of a file, None where there is none."""
+    """The Speeds of a file, None where there is none. Raises UserError for one that is damaged."""
     if not path.exists():
         return None
-    return Speeds({(op, getattr(torch, dtype), form, width): [tuple(cell) for cell in cells]
-                   for op, dtype, form, width, cells in json.loads(path.read_text(encoding="utf-8"))})
+    try:
+        return Speeds({(op, getattr(torch, dtype), form, width): [tuple(cell) for cell in cells]
+                       for op, dtype, form, width, cells in json.loads(path.read_text(encoding="utf-8"))})
+    except (ValueError, TypeError, AttributeError) as problem:
+        raise UserError(f"{str(path)!r} está dañado: bórrelo, o mida otra vez con python benchmarks/gpu.py --learn"
+                        ) from problem

@@ -50,3 +50,11 @@ def benchmark(monkeypatch):
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def gpu(benchmark):
+    """benchmarks/gpu.py where there is no card, but the kernels of the CPU."""
+    if not extension.has_ops(extension.load()):
+        pytest.skip(extension.status())
+    return benchmark("gpu")

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from aura import extension, ops, speeds
-
-
-@pytest.fixture
-def gpu(benchmark):
-    if not extension.has_ops(extension.load()):
-        pytest.skip(extension.status())
-    return benchmark("gpu")
+from aura import ops, speeds
 
 
 def on_the_cpu(case):

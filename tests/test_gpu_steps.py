@@ -7,20 +7,13 @@ import functools
 import pytest
 import torch
 
-from aura import extension, plan
+from aura import plan
 from aura.models import bert, gpt, hrm
 
 GPT = gpt.GPTConfig(vocab_size=64, seq_len=16, n_layer=2, n_head=2, n_embd=32, dropout=0.0)
 HRM = hrm.HRMConfig(vocab_size=64, seq_len=16, n_layer=1, n_head=2, n_embd=32, n_ff=48)
 BERT = dataclasses.replace(bert.PRESETS["tiny"], vocab_size=64, seq_len=16)
 CEILINGS = {"copy": 1e9, "matmul": 1e9}
-
-
-@pytest.fixture
-def gpu(benchmark):
-    if not extension.has_ops(extension.load()):
-        pytest.skip(extension.status())
-    return benchmark("gpu")
 
 
 def makers(gpu):

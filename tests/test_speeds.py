@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aura import cuda_extension, extension, ops, speeds
+from aura.errors import UserError
 
 HALF = torch.bfloat16
 NORM, CAUSAL = ("layer_norm", HALF, "", 0), ("attention", HALF, "causal", 64)
@@ -38,6 +39,14 @@ def test_the_nearest_measured_size_decides_and_what_was_not_measured_is_torchs(t
     assert not known.wins(CAUSAL, 512) and not known.wins(("rms_norm", HALF, "", 0), 768)
     assert not known.wins(("layer_norm", torch.float16, "", 0), 768)
     assert known.operations() == ["layer_norm"]
+
+
+@pytest.mark.parametrize("content", ["", "[[1]]", "[[1, 2, 3, 4, 5]]", "7", '[["rms_norm", "half_", "", 0, []]]'])
+def test_a_damaged_file_is_one_line_with_the_way_out(tmp_path, content):
+    path = tmp_path / "speeds.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"speeds.json' está dañado: bórrelo, o mida otra vez"):
+        speeds.read(path)
 
 
 @pytest.fixture

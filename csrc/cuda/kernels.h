@@ -27,5 +27,11 @@ struct Kernels {
   LossKernels loss;
 };
 
+// The table of those that are linked to who calls this: the GPU's, or emulated ones.
+inline Kernels all_kernels(void* (*stream)(int device), bool emulated) {
+  return {stream,           emulated, norm_kernels(), attention_kernels(), activation_kernels(),
+          rotary_kernels(), loss_kernels()};
+}
+
 }  // namespace cuda
 }  // namespace aura

@@ -4,16 +4,10 @@
 #include "cuda/kernels.h"
 
 extern "C" __attribute__((visibility("default"))) const aura::cuda::Kernels* aura_cuda_kernels() {
-  using namespace aura::cuda;
-  static const Kernels table{
+  static const aura::cuda::Kernels table = aura::cuda::all_kernels(
       [](int device) {
         return static_cast<void*>(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream());
       },
-      false,
-      norm_kernels(),
-      attention_kernels(),
-      activation_kernels(),
-      rotary_kernels(),
-      loss_kernels()};
+      false);
   return &table;
 }

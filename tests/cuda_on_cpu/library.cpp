@@ -2,13 +2,6 @@
 #include "cuda/kernels.h"
 
 extern "C" const aura::cuda::Kernels* aura_cuda_kernels() {
-  using namespace aura::cuda;
-  static const Kernels table{[](int) -> void* { return nullptr; },
-                             true,
-                             norm_kernels(),
-                             attention_kernels(),
-                             activation_kernels(),
-                             rotary_kernels(),
-                             loss_kernels()};
+  static const aura::cuda::Kernels table = aura::cuda::all_kernels([](int) -> void* { return nullptr; }, true);
   return &table;
 }
