@@ -81,6 +81,36 @@ void copy_later(void* to, const void* from, int bytes);
 void commit_copies();
 void wait_for_copies(int pending);
 
+// mbarrier: `barrier` lies in shared memory. An arrival expects `bytes` more.
+void init_barrier(uint64_t* barrier, int arrivals);
+void publish_barriers();
+void arrive(uint64_t* barrier, int bytes);
+void wait(uint64_t* barrier, int parity);
+// bar.sync and bar.arrive.
+void meet(int id, int threads, bool stay);
+// cp.async.bulk.tensor: carried out when a thread waits for the barrier. `map` is a CUtensorMap.
+struct Coordinates {
+  int at[4];
+};
+void copy_box(void* shared, const void* map, uint64_t* barrier, const Coordinates& coordinates);
+
+// wgmma: carried out when it is waited for. Until then its accumulators are NaN.
+struct Multiplication {
+  uint64_t a, b;     // descriptors
+  int columns;       // of b and of the result
+  bool registers;    // hold a
+  bool mn_major;     // b; K-major otherwise, as a always is
+  bool accumulate;
+  float (*wide)(uint16_t);
+};
+void multiply_later(const Multiplication& what, float* d, const uint32_t* a);
+void fence_multiplications();
+void commit_multiplications();
+void wait_for_multiplications(int pending);
+// In the shared window, which does not begin at 0; and a stride that a descriptor can hold.
+uint32_t shared_address(const void* pointer);
+uint32_t descriptor_stride(int bytes);
+
 // Whether no assertion has failed. One that fails ends the launch.
 bool run(dim3 grid, dim3 block, size_t shared, void (*kernel)(void*), void* arguments);
 [[noreturn]] void fail_assertion(const char* condition);
@@ -192,6 +222,16 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream
   std::memset(to, value, bytes);
   return cudaSuccess;
 }
+
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1,
+  cudaDriverEntryPointVersionNotSufficent = 2,  // spelt so
+};
+enum cudaGetDriverEntryPointFlags { cudaEnableDefault = 0 };
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* found = nullptr);
 
 template <typename... Wanted, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Wanted...), Given&&... given) {
