@@ -10,6 +10,7 @@ from aura.errors import UserError
 from aura.files import write_json
 
 COMPILED = "torch.compile"  # what models are not run with: the kernels are not chosen against it
+OTHER_KERNELS = "ours, mma.sync"  # of Hopper's, those that other cards have: ours too
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def learnt(rows):
     """The Speeds that rows of benchmarks/gpu.py tell: against the fastest of torch's ways, training steps left out."""
     times = {}
     for row in rows:
-        if row["direction"] != "step" and COMPILED not in row["peer"]:
+        if row["direction"] != "step" and COMPILED not in row["peer"] and row["peer"] != OTHER_KERNELS:
             case = times.setdefault((row["op"], row["variant"], tuple(row["shape"])), {})
             case.setdefault(row["peer"], []).append((row["ours_ms"], row["peer_ms"]))
     cells = {}

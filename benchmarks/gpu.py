@@ -8,7 +8,8 @@ attention, documents, a training step.
 Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up; before a
 case is timed, everybody's results and gradients are compared with float64. The ceilings are measured in the same run:
 a copy of 1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
-half of it where it is causal, whoever computes more; the bytes of all the others are each input read and each output
+half of it where it is causal, whoever computes more, and on Hopper our kernels with the instructions of all cards
+(mma.sync) take part beside those of its own (wgmma); the bytes of all the others are each input read and each output
 written once. The loss is that of logits that exist, timed together with its gradient, which ours writes in their place.
 A training step is of gpt2, and of the largest models the scripts train; its FLOP are those of the model's own
 function, and of a GPT the memory it takes is put beside what aura/plan.py says.
@@ -19,9 +20,11 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import os
 import statistics
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +83,20 @@ class Case:
 
 def ours(run):
     return Contestant("ours", run, lambda: ops.using("fused", "cuda"))
+
+
+@contextlib.contextmanager
+def instructions_of_all_cards():
+    """Our kernels without those that Hopper alone has."""
+    with ops.using("fused", "cuda"), unittest.mock.patch.dict(os.environ, {"AURA_CUDA_ISA": "sm_80"}):
+        yield
+
+
+def our_attentions(run, device):
+    """Ours, and on Hopper ours by both ways."""
+    if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
+        return [ours(run)]
+    return [ours(run), Contestant(speeds.OTHER_KERNELS, run, instructions_of_all_cards)]
 
 
 def type_name(dtype):
@@ -208,7 +225,7 @@ def attention_case(length, width, causal, dtype, device, tokens=ATTENTION_TOKENS
     flop = 4 * batch * heads * length * length * width / (2 if causal else 1)
     return Case("attention", f"{type_name(dtype)}, {'causal' if causal else 'full'}",
                 (batch, length, heads, width), [qkv],
-                [ours(lambda qkv: ops.attention_packed(qkv, causal=causal)), *sdpa_peers(causal)],
+                [*our_attentions(lambda qkv: ops.attention_packed(qkv, causal=causal), device), *sdpa_peers(causal)],
                 sdpa(causal), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
 
 
@@ -221,9 +238,13 @@ def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
     allowed = (number[:, None] == number).tril()
     flop = 2 * batch * heads * documents * (length // documents) ** 2 * width
     masked = Contestant("sdpa with a mask", sdpa(True, allowed))
+
+    def run(qkv):
+        return ops.attention_packed(qkv, cu_seqlens=bounds, rows_apart=True)
+
     return Case("attention", f"{type_name(dtype)}, documents",
                 (batch, length, heads, width), [qkv],
-                [ours(lambda qkv: ops.attention_packed(qkv, cu_seqlens=bounds, rows_apart=True)), masked],
+                [*our_attentions(run, device), masked],
                 sdpa(True, allowed), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
 
 
@@ -354,6 +375,7 @@ def rows_of(case, direction, samples, errors, ceilings):
         rows.append({"op": case.op, "variant": case.variant, "shape": list(case.shape), "direction": direction,
                      "peer": name, **measure.comparison(mine, [1e-3 * sample for sample in samples[name]]),
                      "rate": rate, "ceiling": case.ceiling, "share_of_ceiling": rate / ceilings[case.ceiling]})
+        rows[-1]["peer_share_of_ceiling"] = rows[-1]["share_of_ceiling"] / rows[-1]["ratio"]
         if errors:
             rows[-1] |= {"error": errors["ours"][which], "peer_error": errors[name][which]}
     return rows
@@ -548,24 +570,27 @@ def step_rows(args, clock, ceilings):
 
 
 def markdown(result):
-    """The rows as a table: the fastest peer of each case and direction, and the part of the ceiling."""
-    lines = ["| operación | forma | sentido | propio, ms | mejor rival | rival, ms | razón | del techo |",
-             "| --- | --- | --- | ---: | --- | ---: | ---: | ---: |"]
+    """The rows as a table: the fastest peer of each case and direction, and both their parts of the ceiling."""
+    lines = ["| operación | forma | sentido | propio, ms | mejor rival | rival, ms | razón | del techo | el rival |",
+             "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
     groups = {}
     for row in result["rows"]:
         groups.setdefault((row["op"], row["variant"], tuple(row["shape"]), row["direction"]), []).append(row)
     for (op, variant, shape, direction), rows in groups.items():
-        best = min(rows, key=lambda row: row["peer_ms"])
-        lines.append(f"| {op}, {variant} | {' x '.join(map(str, shape))} | {direction} | {best['ours_ms']:.3f} | "
-                     f"{best['peer']} | {best['peer_ms']:.3f} | {best['ratio']:.2f} ({best['ratio_min']:.2f}-"
-                     f"{best['ratio_max']:.2f}) | {best['share_of_ceiling']:.0%} |")
+        best = min((row for row in rows if row["peer"] != speeds.OTHER_KERNELS), key=lambda row: row["peer_ms"])
+        for row in (best, *(row for row in rows if row["peer"] == speeds.OTHER_KERNELS)):
+            lines.append(f"| {op}, {variant} | {' x '.join(map(str, shape))} | {direction} | {row['ours_ms']:.3f} | "
+                         f"{row['peer']} | {row['peer_ms']:.3f} | {row['ratio']:.2f} ({row['ratio_min']:.2f}-"
+                         f"{row['ratio_max']:.2f}) | {row['share_of_ceiling']:.0%} | "
+                         f"{row['peer_share_of_ceiling']:.0%} |")
     return "\n".join(lines) + "\n"
 
 
 def print_row(row):
     print(f"{row['op']:18} {row['variant']:22} {'x'.join(map(str, row['shape'])):20} {row['direction']:9} "
           f"{row['ours_ms']:9.3f} ms  {row['peer']:22} {row['peer_ms']:9.3f} ms  x {row['ratio']:5.2f}  "
-          f"{row['share_of_ceiling']:4.0%} de {row['ceiling']}{told_memory(row)}", flush=True)
+          f"{row['share_of_ceiling']:4.0%} de {row['ceiling']}, el rival {row['peer_share_of_ceiling']:.0%}"
+          f"{told_memory(row)}", flush=True)
 
 
 def told_memory(row):

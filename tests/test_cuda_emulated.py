@@ -13,7 +13,8 @@ from tests import test_activation, test_attention, test_loss, test_norms, test_r
 HERE = extension.ROOT / "tests" / "cuda_on_cpu"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{extension.CSRC}", "-Wno-unknown-pragmas",
          # An address that is not aligned to the access is an error on a card, and none on most processors.
-         "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
+         "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",
+         "-Wno-psabi"]  # notes on how tensor maps are passed, which nobody else is to agree with
 LIMIT_S = 300
 HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 DTYPES = (FLOAT, BFLOAT16, HALF)
@@ -126,6 +127,75 @@ def test_what_the_kernels_do_not_take_is_refused():
     for width, dtype in ((40, BFLOAT16), (64, FLOAT)):
         with pytest.raises(RuntimeError, match="head width 40|float16 or bfloat16"):
             torch.ops.aura.attention(*test_attention.qkv(1, 8, 1, width, dtype), True, 1.0, *test_attention.NONE)
+
+
+# ---- Attention on Hopper --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["late", "copies"])
+def hopper(request, monkeypatch):
+    """A card of capability 9.0; what is asynchronous comes as late as it may, or copies as early."""
+    monkeypatch.setenv("AURA_EMULATED_SM", "90")
+    if request.param != "late":
+        monkeypatch.setenv("AURA_EMULATED_EAGER", request.param)
+
+
+def attention_of(q, k, v, options):
+    """(out, lse, dq, dk, dv), the gradients of the sum of squares."""
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = torch.ops.aura.attention(*inputs, True, q.shape[-1] ** -0.5, *options)
+    return out, lse, *torch.autograd.grad(out.float().square().sum(), inputs)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_hopper_of_both_widths(hopper, causal):
+    for rows, width, dtype in ((1, 64, BFLOAT16), (300, 64, HALF), (300, 128, BFLOAT16)):
+        test_attention.agree(test_attention.qkv(1, rows, 1, width, dtype), causal, packed=rows == 300)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_hopper_with_key_padding_and_documents(hopper, causal):
+    lengths, bounds = torch.tensor([130, 0, 37]), torch.tensor([0, 3, 3, 60, 131, 132, 390])
+    for width, options in ((64, (0.0, None, lengths, None)), (128, (0.0, None, None, bounds))):
+        test_attention.agree(test_attention.qkv(3, 130, 1, width, BFLOAT16), causal, options, packed=True)
+
+
+def test_hopper_with_more_keys_than_queries_and_fewer(hopper):
+    for rows, keys in ((1, 200), (140, 20), (5, 0)):
+        test_attention.agree(test_attention.qkv(1, rows, 2, 64, BFLOAT16, keys), causal=False)
+
+
+def test_hopper_and_what_lies_beyond_a_sequence(hopper):
+    """TMA brings it all the same, and it may be anything."""
+    lengths, bounds = torch.tensor([20, 70]), torch.tensor([0, 20, 90, 140])
+    for rows, foul, options in ((slice(20, 70), "kv", (0.0, None, lengths, None)),
+                                (slice(20, 90), "qkv", (0.0, None, None, bounds))):
+        good = test_attention.qkv(2, 70, 1, 64, BFLOAT16)
+        bad = [x.detach().clone() for x in good]
+        for name, x, worst in zip("qkv", bad, (torch.nan, torch.inf, torch.nan), strict=True):
+            if name in foul:
+                x.view(140, 64)[rows] = worst
+        for got, want in zip(attention_of(*bad, options=options), attention_of(*good, options=options), strict=True):
+            got, want = (x.reshape(140, -1) for x in (got, want))
+            if "q" in foul:
+                got, want = (torch.cat((x[:rows.start], x[rows.stop:])) for x in (got, want))
+            assert torch.equal(got, want)
+
+
+def test_hopper_takes_what_tma_can_read_and_leaves_the_rest(monkeypatch):
+    """Whoever computes it, it is right; and what it is computed with shows in the last bits."""
+    def bits(sm, inputs, isa=""):
+        monkeypatch.setenv("AURA_EMULATED_SM", sm)
+        monkeypatch.setenv("AURA_CUDA_ISA", isa)
+        return torch.ops.aura.attention(*inputs, True, 0.2, *test_attention.NONE)[0]
+
+    plain = test_attention.qkv(1, 150, 2, 64, BFLOAT16)
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain]
+    narrow = test_attention.qkv(1, 150, 1, 32, BFLOAT16)
+    for inputs, taken in ((plain, True), (heads_first, False), (narrow, False)):
+        everywhere = bits("86", inputs)
+        assert torch.equal(bits("90", inputs, "sm_80"), everywhere)
+        assert torch.equal(bits("90", inputs), everywhere) != taken
 
 
 # ---- Activations, rotary positions, loss ----------------------------------------------------------------------------

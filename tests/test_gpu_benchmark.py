@@ -1,5 +1,8 @@
 """benchmarks/gpu.py as far as it goes without a card: its cases with the CPU's kernels, its rows and its table."""
 
+import contextlib
+import os
+
 import pytest
 import torch
 
@@ -64,6 +67,24 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypat
     assert "gelu_tanh" in capsys.readouterr().out
     known = speeds.read(tmp_path / "speeds.json")
     assert {kind: [(size, 2.0)] for kind, size in asked.items()} == known.cells
+
+
+def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.ops, "using", lambda *_: contextlib.nullcontext())
+    for capability, names in (((9, 0), ["ours", speeds.OTHER_KERNELS]), ((8, 6), ["ours"])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        contestants = gpu.our_attentions(lambda qkv: os.environ.get("AURA_CUDA_ISA"), "cuda")
+        assert [contestant.name for contestant in contestants] == names
+        for contestant, wanted in zip(contestants, (None, "sm_80"), strict=False):
+            with contestant.context():
+                assert contestant.run(None) == wanted
+        assert "AURA_CUDA_ISA" not in os.environ
+    rows = [{"op": "attention", "variant": "bf16", "shape": [1], "direction": "forward", "peer": peer, "ours_ms": 1.0,
+             "peer_ms": 1.0 / ratio, "ratio": ratio, "ratio_min": ratio, "ratio_max": ratio, "share_of_ceiling": 0.5,
+             "peer_share_of_ceiling": 0.5 * ratio}
+            for peer, ratio in ((speeds.OTHER_KERNELS, 1.6), ("sdpa flash", 0.9), ("sdpa cudnn", 0.8))]
+    assert [line.split(" | ")[4] for line in gpu.markdown({"rows": rows}).splitlines()[2:]] == ["sdpa flash",
+                                                                                                speeds.OTHER_KERNELS]
 
 
 def test_a_wrong_result_is_refused(gpu):

@@ -22,6 +22,8 @@ def test_forward_and_backward_count_together_against_the_fastest_that_has_both()
     rows = [row(*case, shape, "forward", "sdpa flash", 1.0, 2.0), row(*case, shape, "backward", "sdpa flash", 3.0, 2.4),
             row(*case, shape, "forward", "sdpa cudnn", 1.0, 1.5), row(*case, shape, "backward", "sdpa cudnn", 3.0, 2.7),
             row(*case, shape, "forward", "sdpa efficient", 1.0, 0.1),
+            row(*case, shape, "forward", speeds.OTHER_KERNELS, 1.0, 0.1),
+            row(*case, shape, "backward", speeds.OTHER_KERNELS, 3.0, 0.1),
             row("layer_norm", "bfloat16", (16, 768), "forward", "torch", 1.0, 2.0),
             row("layer_norm", "bfloat16", (16, 768), "forward", "torch.compile", 1.0, 0.1),
             row("layer_norm", "bfloat16", (16, 4096), "forward", "torch", 1.0, 0.5),

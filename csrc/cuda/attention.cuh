@@ -334,12 +334,12 @@ struct KeptByKey {
 
 // ---- Launching ------------------------------------------------------------------------------------------------------
 
-// Queue `blocks` blocks of `kernel`; null, or why not.
-template <typename... Wanted, typename... Given>
+// Queue `blocks` blocks of `kernel`, kThreads or so many threads each; null, or why not.
+template <int kBlockThreads = kThreads, typename... Wanted, typename... Given>
 const char* launch_blocks(void (*kernel)(Wanted...), int64_t blocks, int shared, void* stream, const Given&... given) {
   if (blocks == 0) return nullptr;
   if (blocks > INT32_MAX) return "attention: more blocks than a grid may have";
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared, stream, given...);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), shared, stream, given...);
 }
 
 // Blocks that hold `rows` rows (of queries or keys) of every sequence, `tiles` to a head.
@@ -401,6 +401,11 @@ const char* with_types(const AttentionInputs& in, const AttentionShape& shape, C
   if (max(in.queries, shape.keys) > INT32_MAX - kRows) return "attention: sequences of 2^31 rows or more";
   return shape.half ? with_width<Half>(in, call) : with_width<BFloat>(in, call);
 }
+
+// The kernels of sm_90 alone: whether they take a problem on the current device, and theirs of
+// AttentionKernels::forward.
+bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape);
+const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, void* stream);
 
 // Of attention_kernels(), which attention_forward.cu makes.
 int64_t attention_workspace(const AttentionInputs& in, const AttentionShape& shape);

@@ -5,7 +5,7 @@
 // With P the weights, dP = dout v^T and delta = sum over d of dout * out: dS = P (dP - delta); dv = P^T dout, dk =
 // scale dS^T q, dq = scale dS k. dS is rounded to 16 bits before it has the factor `scale`, or the small ones would
 // fall below what fp16 holds.
-#include "cuda/attention.cuh"
+#include "cuda/attention_backward.cuh"
 
 namespace aura {
 namespace cuda {
@@ -16,30 +16,6 @@ template <int kWidth>
 constexpr int kQueryTile = kWidth <= 64 ? 64 : 32;
 template <int kWidth>
 constexpr int kKeyTile = kWidth <= 96 ? 64 : 32;
-
-// Of a query: log2 of its sum of exponentials, +inf where it sees no key, which makes all its weights 0; and its delta.
-struct alignas(8) Statistics {
-  float log2_sum, delta;
-};
-
-// Of the kernels of this file, beside a Problem. dout and out: [B, T, H, D], contiguous.
-struct Gradients {
-  View<const uint16_t> dout;
-  const uint16_t* out;
-  const float* lse;
-  Statistics* statistics;  // [B, H, T]
-  View<uint16_t> dq, dk, dv;
-};
-
-__device__ __forceinline__ int64_t statistics_of(const Problem& problem, const Place& place, int query) {
-  return (int64_t{place.batch} * problem.heads + place.head) * problem.queries + place.first + query;
-}
-
-__device__ __forceinline__ Statistics load_statistics(const Problem& problem, const Gradients& gradients,
-                                                      const Place& place, int query) {
-  if (query >= place.queries) return {INFINITY, 0.0f};
-  return gradients.statistics[statistics_of(problem, place, query)];
-}
 
 template <typename Type>
 __device__ __forceinline__ float dot(uint32_t a, uint32_t b) {
@@ -84,26 +60,20 @@ template <bool kDrop, int kQueries>
 __device__ __forceinline__ void weigh_by_key(const Problem& problem, const Place& place, int key, int query,
                                              const Statistics* statistics, float (&weights)[kQueries / 8][4],
                                              float (&dscores)[kQueries / 8][4]) {
-  const int lane = threadIdx.x % 32;
-  const float scale = problem.scale * kLog2E;
-  // Queries of the tile before the lane's first key, from the lane's first query on; -8: none, of the second key
-  // neither.
-  const int hidden = problem.causal ? key + lane / 4 - query - 2 * (lane % 4) : -8;
+  const WeightsByKey by_key(problem, key, query, statistics);
   [[maybe_unused]] uint32_t columns = 0;
   using Kept = KeptByKey<kQueries>;
   [[maybe_unused]] Kept kept;
   if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
 #pragma unroll
   for (int n = 0; n < kQueries / 8; ++n) {
-    const float4 two = *reinterpret_cast<const float4*>(statistics + 8 * n + 2 * (lane % 4));
     if constexpr (kDrop) columns = kept.columns(n);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float log2_sum = i % 2 ? two.z : two.x, delta = i % 2 ? two.w : two.y;
-      float weight = exp2_fast(fmaf(weights[n][i], scale, -log2_sum)), gradient = dscores[n][i];
-      if (8 * n + i % 2 < hidden + i / 2 * 8) weight = 0.0f;
+      const float weight = by_key.weight(n, i, weights[n][i]);
+      float gradient = dscores[n][i];
       if constexpr (kDrop) gradient = Kept::kept(columns, i) ? gradient * problem.keep : 0.0f;
-      dscores[n][i] = weight * (gradient - delta);
+      dscores[n][i] = by_key.dscore(n, i, weight, gradient);
       weights[n][i] = !kDrop || Kept::kept(columns, i) ? weight : 0.0f;
     }
   }
@@ -275,6 +245,7 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
   gradients.dk = gradient_of(job.dk, job.dk_strides);
   gradients.dv = gradient_of(job.dv, job.dv_strides);
   const int64_t rows = shape.batch * in.queries * in.heads;
+  const bool wgmma = wgmma_takes(in, shape);
   const int64_t query_tiles = tiles_of(in.queries, shape), key_tiles = tiles_of(shape.keys, shape);
   const Problem by_query = problem_of(in, shape, query_tiles), by_key = problem_of(in, shape, key_tiles);
   return with_types(in, shape, [&](auto type, auto width, auto drop) {
@@ -286,6 +257,7 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
     const char* error =
         launch_blocks(statistics_kernel<Type, kWidth>, (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream,
                       gradients, rows, by_query.queries, by_query.heads);
+    if (error == nullptr && wgmma) return wgmma_backward(in, shape, gradients, stream);
     if (error == nullptr) {
       error = launch_blocks(keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kKeysShared<kWidth>, stream, by_key,
                             gradients);

@@ -1,5 +1,5 @@
 // Forward of attention.h: softmax(scale q k^T) v, a block of queries at a time. See attention.cuh.
-#include "cuda/attention.cuh"
+#include "cuda/attention_forward.cuh"
 
 namespace aura {
 namespace cuda {
@@ -15,75 +15,6 @@ constexpr int kStep = kWidth == 64 ? 32 : 64;
 template <int kWidth>
 constexpr int kForwardShared = 4 * tile_bytes<kWidth>(kKeys);  // keys and values, twice
 
-// Of a lane's two queries, over the keys so far: the largest score, and the lane's part of the sum of exponentials. The
-// exponentials are powers of 2, and `scale` has a factor log2(e) for that.
-struct Softmax {
-  float largest[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};
-
-  // Scores become weights relative to the new largest score; what older weights were added up to shrinks to that.
-  template <int kScores, int kOutput>
-  __device__ __forceinline__ void take(float (&scores)[kScores][4], float scale, float (&output)[kOutput][4]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float now = largest[r];
-#pragma unroll
-      for (int n = 0; n < kScores; ++n) now = fmaxf(now, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-      now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-      now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-      // Scores of -inf alone, so far: weights of 0, not of inf - inf.
-      const float base = now == -INFINITY ? 0.0f : now * scale;
-      const float shrink = exp2_fast(largest[r] * scale - base);
-      largest[r] = now;
-      sum[r] *= shrink;
-#pragma unroll
-      for (int n = 0; n < kOutput; ++n) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) output[n][i] *= shrink;
-      }
-#pragma unroll
-      for (int n = 0; n < kScores; ++n) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -base));
-          sum[r] += scores[n][i];
-        }
-      }
-    }
-  }
-
-  // The sums over all four lanes of a query.
-  __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-    }
-  }
-};
-
-// The sum of exponentials and the output of a warp's 16 queries, once their weights are all added up.
-template <typename Type, int kWidth>
-__device__ __forceinline__ void write_output(const Problem& problem, const Place& place, const Softmax& softmax,
-                                             const float (&sums)[kWidth / 8][4], unsigned char* memory, int query,
-                                             uint16_t* out, float* lse) {
-  const int lane = threadIdx.x % 32, rows = place.queries - query;
-  float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = softmax.sum[r];
-    factor[r] = sum == 0.0f ? 0.0f : problem.keep / sum;
-    if (lane % 4 == 0 && lane / 4 + 8 * r < rows) {
-      const float log2_sum = softmax.largest[r] * problem.scale * kLog2E + log2f(sum);
-      lse[flat_row(problem, place, query + lane / 4 + 8 * r) * problem.heads + place.head] =
-          sum == 0.0f ? -INFINITY : log2_sum * kLn2;
-    }
-  }
-  const int64_t stride = int64_t{problem.heads} * kWidth;
-  uint16_t* const to = out + flat_row(problem, place, query) * stride + place.head * kWidth;
-  write_rows<Type, kWidth>(sums, factor, memory, to, stride, rows);
-}
-
 // Add to `sums` the values of keys [begin, begin + kStep), as a warp's 16 queries weigh them.
 template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void attend(const Problem& problem, const Place& place, int query, int begin,
@@ -93,7 +24,10 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
   float weights[kCount / 8][4] = {};
   multiply_by_rows<Type, kCount, kWidth>(weights, q, k);
   hide_unseen<kCount>(problem, place, query, begin, weights);
-  softmax.take(weights, problem.scale * kLog2E, sums);
+  float shrink[2];
+  softmax.rise(weights, problem.scale * kLog2E, shrink);
+  scale_rows(sums, shrink);
+  softmax.weigh(weights, problem.scale * kLog2E);
   if constexpr (kDrop) {
     KeptByQuery<kCount> kept;
     kept.draw(problem, flat_row(problem, place, query), begin, place.head);
@@ -157,6 +91,7 @@ bool takes(const AttentionInputs& in) {
 }
 
 const char* attention_forward(const AttentionForward& job, const AttentionShape& shape, void* stream) {
+  if (wgmma_takes(job.in, shape)) return wgmma_forward(job, shape, stream);
   const int64_t tiles = tiles_of(job.in.queries, shape);
   const Problem problem = problem_of(job.in, shape, tiles);
   return with_types(job.in, shape, [&](auto type, auto width, auto drop) {

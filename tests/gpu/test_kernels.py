@@ -36,6 +36,15 @@ def half_precision(monkeypatch):
     monkeypatch.setitem(test_loss.NORM_ERROR, torch.float16, 2**-9)
 
 
+@pytest.fixture(params=["the card's own", "sm_80"])
+def instructions(request, monkeypatch):
+    """Attention with what the card alone has (wgmma and TMA on Hopper), and with what all cards have."""
+    if request.param == "sm_80":
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("this card has no others")
+        monkeypatch.setenv("AURA_CUDA_ISA", request.param)
+
+
 def only(limits):
     """Those of the dtypes that the kernels take."""
     return {dtype: limits[dtype] for dtype in (FLOAT, *HALVES)}
@@ -72,7 +81,7 @@ def test_norms_against_the_formula(kind, dtypes):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("width", ops.GPU_WIDTHS)
-def test_attention_against_the_formula(width, causal, dtype):
+def test_attention_against_the_formula(instructions, width, causal, dtype):
     seed, bounds = torch.tensor([5]), torch.tensor([0, 3, 3, 60, 131, 132, 600])
     for options in (test_attention.NONE, (0.2, seed, None, None), (0.0, None, torch.tensor([300, 0]), None),
                     (0.2, seed, torch.tensor([17, 129]), None), (0.0, None, None, bounds), (0.2, seed, None, bounds)):
@@ -83,9 +92,30 @@ def test_attention_against_the_formula(width, causal, dtype):
         test_attention.agree(test_attention.qkv(1, rows, 2, width, dtype), causal, device="cuda")
 
 
-def test_more_keys_than_queries_and_fewer():
+def test_more_keys_than_queries_and_fewer(instructions):
     for rows, keys in ((1, 100), (100, 1), (70, 144), (5, 0)):
         test_attention.agree(test_attention.qkv(2, rows, 3, 64, torch.bfloat16, keys), causal=False, device="cuda")
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_what_lies_beyond_a_sequence_does_not_matter(instructions, width):
+    """The tiles of Hopper are brought whole, with what lies beyond the keys of a batch entry or a document in them."""
+    lengths, bounds = torch.tensor([20, 300], device="cuda"), torch.tensor([0, 20, 300, 600], device="cuda")
+    for foul, names, options in ((slice(20, 300), "kv", {"lengths": lengths}),
+                                 (slice(20, 300), "qkv", {"cu_seqlens": bounds})):
+        clean = [x.detach() for x in qkv(2, 300, 3, width)]
+        dirty = [x.clone() for x in clean]
+        for name, x, worst in zip("qkv", dirty, (torch.nan, torch.inf, torch.nan), strict=True):
+            if name in names:
+                x.view(600, 3, width)[foul] = worst
+        found = []
+        for inputs in (dirty, clean):
+            inputs = [x.requires_grad_() for x in inputs]
+            out = ops.attention(*inputs, **options)
+            found.append([out, *torch.autograd.grad(out[0, :20].sum() + out[1].sum(), inputs)])
+        for got, want in zip(*found, strict=True):
+            got, want = (x.reshape(600, -1) for x in (got, want))
+            assert torch.equal(got[:20], want[:20]) and torch.equal(got[300:], want[300:])
 
 
 def test_activations_against_the_formula():
@@ -157,7 +187,7 @@ def test_lengths_on_the_device_are_those_in_host_memory():
     assert torch.equal(here, there)
 
 
-def test_the_same_bits_every_time():
+def test_the_same_bits_every_time(instructions):
     inputs = qkv(2, 500, 3, 64)
     first, second = (torch.autograd.grad(ops.attention(*inputs).sum(), inputs) for _ in range(2))
     assert all(map(torch.equal, first, second))
@@ -171,7 +201,7 @@ def test_the_same_bits_every_time():
     torch.testing.assert_close(losses[0], F.cross_entropy(logits.double(), targets, reduction="none"))
 
 
-def test_another_stream_and_a_graph():
+def test_another_stream_and_a_graph(instructions):
     """Work goes where torch's does, and can be recorded and played again with other values."""
     static = [x.detach() for x in qkv(1, 130, 2, 64)]
     stream = torch.cuda.Stream()

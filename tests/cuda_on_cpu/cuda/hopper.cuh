@@ -34,7 +34,6 @@ void arrive_named(int id) {
 inline void copy_box(void* shared, const CUtensorMap& map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   emulated::copy_box(shared, &map, barrier, {c0, c1, c2, c3});
 }
-inline void prefetch_map(const CUtensorMap&) {}
 inline void fence_async_proxy() {}
 
 // setmaxnreg takes multiples of 8 from 24 to 256.

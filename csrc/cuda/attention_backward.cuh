@@ -1,0 +1,66 @@
+// What the backward kernels share: what they are told, and how scores become weights again. With P the weights, dP =
+// dout v^T and delta = sum over d of dout * out: dS = P (dP - delta); dv = P^T dout, dk = scale dS^T q, dq = scale dS k
+// (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
+#pragma once
+
+#include "cuda/attention.cuh"
+
+namespace aura {
+namespace cuda {
+
+// Of a query: log2 of its sum of exponentials, +inf where it sees no key, which makes all its weights 0; and its delta.
+struct alignas(8) Statistics {
+  float log2_sum, delta;
+};
+
+// What the kernels are told beside a Problem. dout and out: [B, T, H, D], contiguous.
+struct Gradients {
+  View<const uint16_t> dout;
+  const uint16_t* out;
+  const float* lse;
+  Statistics* statistics;  // [B, H, T]
+  View<uint16_t> dq, dk, dv;
+};
+
+__device__ __forceinline__ int64_t statistics_of(const Problem& problem, const Place& place, int query) {
+  return (int64_t{place.batch} * problem.heads + place.head) * problem.queries + place.first + query;
+}
+
+__device__ __forceinline__ Statistics load_statistics(const Problem& problem, const Gradients& gradients,
+                                                      const Place& place, int query) {
+  if (query >= place.queries) return {INFINITY, 0.0f};
+  return gradients.statistics[statistics_of(problem, place, query)];
+}
+
+// How the scores of a warp's 16 keys (from `key` on) with a tile of queries (from `query` on) become weights and, with
+// dP, dS: element [n][i] of the accumulators.
+struct WeightsByKey {
+  const Statistics* statistics;  // of the lane's first query
+  float scale;
+  int hidden;  // queries of the tile before the lane's first key, from the lane's first query on
+
+  __device__ __forceinline__ WeightsByKey(const Problem& problem, int key, int query, const Statistics* of_tile)
+      : statistics(of_tile + 2 * (threadIdx.x % 4)), scale(problem.scale * kLog2E) {
+    const int lane = threadIdx.x % 32;
+    hidden = problem.causal ? key + lane / 4 - query - 2 * (lane % 4) : -8;  // -8: none, of the second key neither
+  }
+
+  // {log2_sum, delta} of query 8 n, and of the one after it.
+  __device__ __forceinline__ float4 two(int n) const {
+    return *reinterpret_cast<const float4*>(statistics + 8 * n);
+  }
+  __device__ __forceinline__ float weight(int n, int i, float score) const {
+    const float weight = exp2_fast(fmaf(score, scale, -(i % 2 ? two(n).z : two(n).x)));
+    return 8 * n + i % 2 < hidden + i / 2 * 8 ? 0.0f : weight;
+  }
+  __device__ __forceinline__ float dscore(int n, int i, float weight, float gradient) const {
+    return weight * (gradient - (i % 2 ? two(n).w : two(n).y));
+  }
+};
+
+// dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem.
+const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
+                           void* stream);
+
+}  // namespace cuda
+}  // namespace aura

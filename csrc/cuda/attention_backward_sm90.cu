@@ -1,0 +1,292 @@
+// Backward of attention.h on Hopper, the kernels by key and by query of attention_backward.cu with wgmma and TMA. See
+// attention_backward.cuh, attention_sm90.cuh.
+#include "cuda/attention_backward.cuh"
+#include "cuda/attention_sm90.cuh"
+
+namespace aura {
+namespace cuda {
+namespace sm90 {
+
+inline constexpr int kTileRows = 64, kStages = 3;
+
+// In shared memory: 128 rows of two tensors that a block holds (keys and values, or queries and their gradients), and
+// tiles of the other two as they come.
+template <int kWidth>
+struct BackwardMemory {
+  static constexpr int kHeldTile = tile_bytes<kWidth>(kRows), kTile = tile_bytes<kWidth>(kTileRows);
+  unsigned char first[kHeldTile], second[kHeldTile];
+  unsigned char firsts[kStages][kTile], seconds[kStages][kTile];
+  Statistics statistics[kStages][kTileRows];  // where the tiles are queries
+  Barrier held_here;
+  Ring<kStages> ring;
+
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x == 0) {
+      init_barrier(&held_here, 1);
+      ring.init();
+      publish_barriers();
+    }
+    __syncthreads();
+  }
+};
+
+template <int kWidth>
+__device__ __forceinline__ void bring_held(const CUtensorMap& first, const CUtensorMap& second, const Place& place,
+                                           BackwardMemory<kWidth>& memory) {
+  arrive_expecting(&memory.held_here, 2 * BackwardMemory<kWidth>::kHeldTile);
+  bring<kRows, kWidth>(memory.first, first, &memory.held_here, place, place.begin);
+  bring<kRows, kWidth>(memory.second, second, &memory.held_here, place, place.begin);
+}
+
+template <int kWidth>
+__device__ __forceinline__ void bring_tile(const CUtensorMap& first, const CUtensorMap& second, const Place& place,
+                                           int tile, int row, BackwardMemory<kWidth>& memory) {
+  const int stage = Ring<kStages>::stage_of(tile);
+  Barrier* const here = &memory.ring.here[stage];
+  arrive_expecting(here, 2 * BackwardMemory<kWidth>::kTile);
+  bring<kTileRows, kWidth>(memory.firsts[stage], first, here, place, row);
+  bring<kTileRows, kWidth>(memory.seconds[stage], second, here, place, row);
+}
+
+// Zeros for what lies beyond the first `rows` rows of both tiles of a stage, once they are here.
+template <int kWidth>
+__device__ __forceinline__ void clear_beyond(BackwardMemory<kWidth>& memory, int stage, int rows, int group) {
+  if (rows >= kTileRows) return;
+  clear_rows<kTileRows, kWidth>(memory.firsts[stage], rows);
+  clear_rows<kTileRows, kWidth>(memory.seconds[stage], rows);
+  publish_cleared(group);
+}
+
+inline __device__ int tiles_between(int start, int end) { return max(0, end - start + kTileRows - 1) / kTileRows; }
+
+// ---- dk and dv: keys as rows ----------------------------------------------------------------------------------------
+
+template <int kWidth>
+__device__ __forceinline__ void bring_queries(const Problem& problem, const Gradients& gradients, const Maps& maps,
+                                              const Place& place, int start, int tiles,
+                                              BackwardMemory<kWidth>& memory) {
+  const int lane = threadIdx.x;
+  if (lane == 0 && tiles > 0) bring_held(maps.k, maps.v, place, memory);
+  for (int tile = 0, row = start; tile < tiles; ++tile, row += kTileRows) {
+    memory.ring.wait_free(tile);
+    Statistics* const statistics = memory.statistics[Ring<kStages>::stage_of(tile)];
+#pragma unroll 1  // two rounds at once would take more registers than a producer has
+    for (int i = lane; i < kTileRows; i += 32) statistics[i] = load_statistics(problem, gradients, place, row + i);
+    __syncwarp();  // whoever sees the first lane arrive sees what all have written
+    if (lane == 0) bring_tile(maps.q, maps.dout, place, tile, row, memory);
+  }
+}
+
+template <typename Type, int kWidth>
+__device__ __forceinline__ void add_queries(const Problem& problem, const Gradients& gradients, const Place& place,
+                                            int rows, int start, int tiles, BackwardMemory<kWidth>& memory, int group) {
+  const int lane = threadIdx.x % 32, key = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
+  unsigned char *const k = rows_of_group(memory.first, group), *const v = rows_of_group(memory.second, group);
+  float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {};
+  if (tiles > 0) wait(&memory.held_here, 0);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = Ring<kStages>::stage_of(tile), query = start + tile * kTileRows;
+    const unsigned char *q = memory.firsts[stage], *dout = memory.seconds[stage];
+    float scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
+    uint32_t weights[kTileRows / 16][4], differences[kTileRows / 16][4];
+    memory.ring.wait_here(tile);
+    clear_beyond(memory, stage, place.queries - query, group);
+    queue_by_rows<Type, kTileRows, kWidth>(scores, k, q);
+    queue_by_rows<Type, kTileRows, kWidth>(dscores, v, dout);
+    const WeightsByKey by_key(problem, key, query, memory.statistics[stage]);
+    multiply_wait<1>();
+    hold(scores);
+#pragma unroll
+    for (int n = 0; n < kTileRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n][i] = by_key.weight(n, i, scores[n][i]);
+    }
+    round_to<Type, kTileRows>(weights, scores);
+    hold(weights);
+    hold(dv);
+    queue_by_tile<Type, kTileRows, kWidth>(dv, weights, dout);
+    multiply_wait<1>();
+    hold(dscores);
+#pragma unroll
+    for (int n = 0; n < kTileRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dscores[n][i] = by_key.dscore(n, i, scores[n][i], dscores[n][i]);
+    }
+    round_to<Type, kTileRows>(differences, dscores);
+    hold(differences);
+    hold(dk);
+    queue_by_tile<Type, kTileRows, kWidth>(dk, differences, q);
+    multiply_wait<0>();
+    hold(dv);
+    hold(dk);
+    hold(weights);
+    hold(differences);
+    memory.ring.release(tile);
+  }
+
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) factor[r] = key + lane / 4 + 8 * r < place.keys ? 1.0f : 0.0f;
+  const float k_factor[2] = {factor[0] * problem.scale, factor[1] * problem.scale};
+  sync_group(group);  // its keys and values are scratch memory now
+  write_rows<Type, kWidth>(dk, k_factor, scratch_of_warp<kWidth>(k), row_of(gradients.dk, place, key),
+                           gradients.dk.strides.row, rows - key);
+  write_rows<Type, kWidth>(dv, factor, scratch_of_warp<kWidth>(v), row_of(gradients.dv, place, key),
+                           gradients.dv.strides.row, rows - key);
+}
+
+template <typename Type, int kWidth>
+__global__ void __launch_bounds__(kBlock, 1)
+    keys_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients,
+                const __grid_constant__ Maps maps) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const Place place = find_place(problem, false);
+  const int rows = problem.cu_seqlens != nullptr ? place.keys : problem.keys;  // those beyond `keys` get zeros
+  if (place.begin >= rows) return;
+  auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
+  const int start = problem.causal ? place.begin : 0, group = find_group();
+  const int tiles = place.begin < place.keys ? tiles_between(start, place.queries) : 0;
+  memory.init();
+  if (group < 0) {
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x < 32) bring_queries(problem, gradients, maps, place, start, tiles, memory);
+  } else {
+    more_registers<kConsumerRegisters>();
+    add_queries<Type, kWidth>(problem, gradients, place, rows, start, tiles, memory, group);
+  }
+#endif
+}
+
+// ---- dq: queries as rows --------------------------------------------------------------------------------------------
+
+template <int kWidth>
+__device__ __forceinline__ void bring_keys(const Maps& maps, const Place& place, int tiles,
+                                           BackwardMemory<kWidth>& memory) {
+  if (tiles > 0) bring_held(maps.q, maps.dout, place, memory);
+  for (int tile = 0; tile < tiles; ++tile) {
+    memory.ring.wait_free(tile);
+    bring_tile(maps.k, maps.v, place, tile, tile * kTileRows, memory);
+  }
+}
+
+template <typename Type, int kWidth>
+__device__ __forceinline__ void add_keys(const Problem& problem, const Gradients& gradients, const Place& place,
+                                         int tiles, BackwardMemory<kWidth>& memory, int group) {
+  const int lane = threadIdx.x % 32, query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
+  const float scale = problem.scale * kLog2E;
+  unsigned char *const q = rows_of_group(memory.first, group), *const dout = rows_of_group(memory.second, group);
+  const Statistics statistics[2] = {load_statistics(problem, gradients, place, query + lane / 4),
+                                    load_statistics(problem, gradients, place, query + lane / 4 + 8)};
+  float dq[kWidth / 8][4] = {}, scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
+  uint32_t differences[kTileRows / 16][4];
+  const auto weigh = [&](int tile) {
+    hide_unseen<kTileRows>(problem, place, query, tile * kTileRows, scores);
+#pragma unroll
+    for (int n = 0; n < kTileRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
+    }
+  };
+  const auto differentiate = [&] {
+#pragma unroll
+    for (int n = 0; n < kTileRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dscores[n][i] = scores[n][i] * (dscores[n][i] - statistics[i / 2].delta);
+    }
+  };
+
+  if (tiles > 0) {
+    wait(&memory.held_here, 0);
+    memory.ring.wait_here(0);
+    clear_beyond(memory, 0, place.keys, group);
+    queue_by_rows<Type, kTileRows, kWidth>(scores, q, memory.firsts[0]);
+    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout, memory.seconds[0]);
+    multiply_wait<0>();
+    hold(scores);
+    hold(dscores);
+    weigh(0);
+    differentiate();
+    round_to<Type, kTileRows>(differences, dscores);
+  }
+  if (tiles > 1) memory.ring.wait_here(1);
+  for (int tile = 1; tile < tiles; ++tile) {
+    const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
+    clear_beyond(memory, stage, place.keys - tile * kTileRows, group);
+    hold(dq);
+    hold(differences);
+    queue_by_rows<Type, kTileRows, kWidth>(scores, q, memory.firsts[stage]);
+    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout, memory.seconds[stage]);
+    queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[last]);
+    multiply_wait<2>();
+    hold(scores);
+    weigh(tile);
+    // Between the weights and the wait for dP, or ptxas puts it before them.
+    if (tile + 1 < tiles) memory.ring.wait_here(tile + 1);
+    multiply_wait<1>();
+    hold(dscores);
+    differentiate();
+    multiply_wait<0>();
+    hold(dq);
+    hold(differences);
+    memory.ring.release(tile - 1);
+    round_to<Type, kTileRows>(differences, dscores);
+  }
+  if (tiles > 0) {
+    hold(dq);
+    hold(differences);
+    queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[Ring<kStages>::stage_of(tiles - 1)]);
+    multiply_wait<0>();
+    hold(dq);
+    hold(differences);
+  }
+  sync_group(group);  // its queries are scratch memory now
+  const float factor[2] = {problem.scale, problem.scale};
+  write_rows<Type, kWidth>(dq, factor, scratch_of_warp<kWidth>(q), row_of(gradients.dq, place, query),
+                           gradients.dq.strides.row, place.queries - query);
+}
+
+template <typename Type, int kWidth>
+__global__ void __launch_bounds__(kBlock, 1)
+    queries_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients,
+                   const __grid_constant__ Maps maps) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const Place place = find_place(problem, problem.causal);
+  if (place.begin >= place.queries) return;
+  auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
+  const int tiles = tiles_between(0, keys_seen(problem, place, place.begin + kRows - 1)), group = find_group();
+  memory.init();
+  if (group < 0) {
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) bring_keys(maps, place, tiles, memory);
+  } else {
+    more_registers<kConsumerRegisters>();
+    add_keys<Type, kWidth>(problem, gradients, place, tiles, memory, group);
+  }
+#endif
+}
+
+}  // namespace sm90
+
+const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
+                           void* stream) {
+  const int64_t query_tiles = tiles_of(in.queries, shape), key_tiles = tiles_of(shape.keys, shape);
+  const int64_t heads = in.heads * shape.batch;
+  sm90::Maps maps{};
+  if (!sm90::make_maps(&maps, in, shape) ||
+      !sm90::make_map(&maps.dout, gradients.dout.data, sm90::axes_of_queries(gradients.dout.strides, in, shape),
+                      in.width, shape.half)) {
+    return sm90::no_maps();
+  }
+  return sm90::with_types(in, shape, [&](auto type, auto width) {
+    using Type = decltype(type);
+    constexpr int kWidth = decltype(width)::value, kShared = sizeof(sm90::BackwardMemory<kWidth>);
+    const char* error = launch_blocks<sm90::kBlock>(sm90::keys_kernel<Type, kWidth>, key_tiles * heads, kShared, stream,
+                                                    problem_of(in, shape, key_tiles), gradients, maps);
+    if (error != nullptr) return error;
+    return launch_blocks<sm90::kBlock>(sm90::queries_kernel<Type, kWidth>, query_tiles * heads, kShared, stream,
+                                       problem_of(in, shape, query_tiles), gradients, maps);
+  });
+}
+
+}  // namespace cuda
+}  // namespace aura

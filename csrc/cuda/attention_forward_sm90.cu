@@ -1,0 +1,169 @@
+// Forward of attention.h on Hopper. See attention_forward.cuh, attention_sm90.cuh.
+//
+// After FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), our own code. A block holds 128 queries of a head, and
+// there is always a product for the tensor cores while exponentials are computed elsewhere: a group of consumers queues
+// the scores of the next keys before the values of these are added up (section 3.2), and the two groups take turns at
+// queueing (section 3.1).
+#include "cuda/attention_forward.cuh"
+#include "cuda/attention_sm90.cuh"
+
+namespace aura {
+namespace cuda {
+namespace sm90 {
+
+inline constexpr int kKeys = 128, kStages = 2;
+
+// In shared memory.
+template <int kWidth>
+struct ForwardMemory {
+  static constexpr int kTile = tile_bytes<kWidth>(kKeys);
+  unsigned char queries[tile_bytes<kWidth>(kRows)], keys[kStages][kTile], values[kStages][kTile];
+  Barrier queries_here;
+  Ring<kStages> keys_ring, values_ring;
+};
+
+template <int kWidth>
+__device__ __forceinline__ void bring_tiles(const Maps& maps, const Place& place, int tiles,
+                                            ForwardMemory<kWidth>& memory) {
+  constexpr int kTile = ForwardMemory<kWidth>::kTile;
+  if (tiles > 0) {
+    arrive_expecting(&memory.queries_here, sizeof(memory.queries));
+    bring<kRows, kWidth>(memory.queries, maps.q, &memory.queries_here, place, place.begin);
+  }
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = Ring<kStages>::stage_of(tile);
+    Barrier *keys_here = &memory.keys_ring.here[stage], *values_here = &memory.values_ring.here[stage];
+    memory.keys_ring.wait_free(tile);
+    arrive_expecting(keys_here, kTile);
+    bring<kKeys, kWidth>(memory.keys[stage], maps.k, keys_here, place, tile * kKeys);
+    memory.values_ring.wait_free(tile);
+    arrive_expecting(values_here, kTile);
+    bring<kKeys, kWidth>(memory.values[stage], maps.v, values_here, place, tile * kKeys);
+  }
+}
+
+// A group may queue its products when the other has queued its own, the first group first.
+__device__ __forceinline__ void begin_turn(int group) { sync_named<kGroup * kConsumers>(kTurn + group); }
+__device__ __forceinline__ void end_turn(int group) { arrive_named<kGroup * kConsumers>(kTurn + (group ^ 1)); }
+
+template <typename Type, int kWidth>
+__device__ __forceinline__ void attend(const Problem& problem, const Place& place, int tiles,
+                                       ForwardMemory<kWidth>& memory, int group, uint16_t* out, float* lse) {
+  const int query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
+  const float scale = problem.scale * kLog2E;
+  unsigned char* const queries = rows_of_group(memory.queries, group);
+  Softmax softmax;
+  float sums[kWidth / 8][4] = {}, scores[kKeys / 8][4], shrink[2];
+  uint32_t weights[kKeys / 16][4];
+
+  if (tiles > 0) {
+    wait(&memory.queries_here, 0);
+    memory.keys_ring.wait_here(0);
+    queue_by_rows<Type, kKeys, kWidth>(scores, queries, memory.keys[0]);
+    if (group == 1 && tiles > 1) end_turn(group);
+    multiply_wait<0>();
+    hold(scores);
+    memory.keys_ring.release(0);
+    hide_unseen<kKeys>(problem, place, query, 0, scores);
+    softmax.rise(scores, scale, shrink);  // of nothing
+    softmax.weigh(scores, scale);
+    round_to<Type, kKeys>(weights, scores);
+  }
+  if (tiles > 1) memory.keys_ring.wait_here(1);
+  for (int tile = 1; tile < tiles; ++tile) {
+    const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
+    begin_turn(group);
+    hold(sums);
+    hold(weights);
+    queue_by_rows<Type, kKeys, kWidth>(scores, queries, memory.keys[stage]);
+    memory.values_ring.wait_here(tile - 1);
+    queue_by_tile<Type, kKeys, kWidth>(sums, weights, memory.values[last]);
+    if (group == 0 || tile + 1 < tiles) end_turn(group);
+    multiply_wait<1>();
+    hold(scores);
+    memory.keys_ring.release(tile);
+    hide_unseen<kKeys>(problem, place, query, tile * kKeys, scores);
+    softmax.rise(scores, scale, shrink);
+    softmax.weigh(scores, scale);
+    // The next turn is not to be spent waiting for keys. This also keeps ptxas from waiting for the values before it
+    // computes the weights: it moves the one past the other, but not out of a block of instructions.
+    if (tile + 1 < tiles) memory.keys_ring.wait_here(tile + 1);
+    multiply_wait<0>();
+    hold(sums);
+    hold(weights);
+    memory.values_ring.release(tile - 1);
+    scale_rows(sums, shrink);
+    round_to<Type, kKeys>(weights, scores);
+  }
+  if (tiles > 0) {
+    unsigned char* const values = memory.values[Ring<kStages>::stage_of(tiles - 1)];
+    const int rows = place.keys - (tiles - 1) * kKeys;
+    memory.values_ring.wait_here(tiles - 1);
+    if (rows < kKeys) {
+      clear_rows<kKeys, kWidth>(values, rows);
+      publish_cleared(group);
+    }
+    hold(sums);
+    hold(weights);
+    queue_by_tile<Type, kKeys, kWidth>(sums, weights, values);
+    multiply_wait<0>();
+    hold(sums);
+    hold(weights);
+  }
+  softmax.finish();
+  sync_group(group);  // its queries are scratch memory now
+  write_output<Type, kWidth>(problem, place, softmax, sums, scratch_of_warp<kWidth>(queries), query, out, lse);
+}
+
+template <typename Type, int kWidth>
+__global__ void __launch_bounds__(kBlock, 1)
+    forward_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Maps maps, uint16_t* out,
+                   float* lse) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const Place place = find_place(problem, problem.causal);
+  if (place.begin >= place.queries) return;
+  auto& memory = *reinterpret_cast<ForwardMemory<kWidth>*>(shared_memory());
+  const int tiles = (keys_seen(problem, place, place.begin + kRows - 1) + kKeys - 1) / kKeys, group = find_group();
+  if (threadIdx.x == 0) {
+    init_barrier(&memory.queries_here, 1);
+    memory.keys_ring.init();
+    memory.values_ring.init();
+    publish_barriers();
+  }
+  __syncthreads();
+  if (group < 0) {
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) bring_tiles<kWidth>(maps, place, tiles, memory);
+  } else {
+    more_registers<kConsumerRegisters>();
+    attend<Type, kWidth>(problem, place, tiles, memory, group, out, lse);
+  }
+#endif
+}
+
+}  // namespace sm90
+
+bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape) {
+  using namespace sm90;
+  return (in.width == 64 || in.width == 128) && in.dropout.threshold == 0 &&
+         max(in.queries, shape.keys) <= INT32_MAX - kRows &&
+         axes_of_queries(in.q_strides, in, shape).can_be_mapped(in.width) &&
+         axes_of_keys(in.k_strides, in, shape).can_be_mapped(in.width) &&
+         axes_of_keys(in.v_strides, in, shape).can_be_mapped(in.width) && is_hopper();
+}
+
+const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, void* stream) {
+  const AttentionInputs& in = job.in;
+  const int64_t tiles = tiles_of(in.queries, shape);
+  sm90::Maps maps{};
+  if (!sm90::make_maps(&maps, in, shape)) return sm90::no_maps();
+  return sm90::with_types(in, shape, [&](auto type, auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    return launch_blocks<sm90::kBlock>(sm90::forward_kernel<decltype(type), kWidth>, tiles * in.heads * shape.batch,
+                                       sizeof(sm90::ForwardMemory<kWidth>), stream, problem_of(in, shape, tiles), maps,
+                                       static_cast<uint16_t*>(job.out), static_cast<float*>(job.lse));
+  });
+}
+
+}  // namespace cuda
+}  // namespace aura

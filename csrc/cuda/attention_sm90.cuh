@@ -1,0 +1,232 @@
+// What the attention kernels of Hopper share: tiles that one warp brings by TMA while two warpgroups multiply them by
+// wgmma (hopper.cuh), and the maps of tensors that TMA reads.
+//
+// A block has three warpgroups. One warp of the first, the producer, brings tiles into rings of shared memory; the
+// other two, the consumers, hold 64 rows each of what the block is for. A tile is made of boxes of 64 rows by 64
+// columns, as TMA writes them with its swizzle of 128 bytes: all boxes of the first 64 columns, then those of the next.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda/attention.cuh"
+#include "cuda/hopper.cuh"
+
+namespace aura {
+namespace cuda {
+namespace sm90 {  // with a name: other architectures' builds leave nearly all of it unused
+
+inline constexpr int kGroup = 128, kConsumers = 2, kBlock = kGroup * (1 + kConsumers);
+inline constexpr int kConsumerWarps = 4 * kConsumers;
+inline constexpr int kGroupRows = kRows / kConsumers;
+inline constexpr int kBoxRows = 64, kBoxColumns = 64, kRowBytes = 2 * kBoxColumns;
+inline constexpr int kBoxBytes = kBoxRows * kRowBytes;
+inline constexpr int kEightRows = 8 * kRowBytes;  // what the swizzle permutes
+// Of the 168 registers that a thread of so large a block is started with, the producer's give up what the others need.
+inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+// Which of a block's warpgroups a thread is in: -1 the producer's, else the number of the consumers. It is a warp's,
+// which the compiler would not know of threadIdx.
+__device__ __forceinline__ int find_group() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x / kGroup), 0) - 1;
+}
+
+// Barriers of the groups of consumers, by number: of one among themselves, and for their turns
+// (attention_forward_sm90.cu).
+__device__ __forceinline__ void sync_group(int group) { sync_named<kGroup>(1 + group); }
+inline constexpr int kTurn = 1 + kConsumers;
+
+// ---- Tiles ----------------------------------------------------------------------------------------------------------
+
+// Tiles number 0, 1, 2... take turns in kStages places of shared memory: `here` when they have come, `free` when no
+// warp has any use for them.
+template <int kStages>
+struct Ring {
+  Barrier here[kStages], free[kStages];
+
+  __device__ __forceinline__ void init() {
+    for (int stage = 0; stage < kStages; ++stage) {
+      init_barrier(&here[stage], 1);
+      init_barrier(&free[stage], kConsumerWarps);
+    }
+  }
+  static __device__ __forceinline__ int stage_of(int tile) { return tile % kStages; }
+  __device__ __forceinline__ void wait_here(int tile) { wait(&here[stage_of(tile)], tile / kStages % 2); }
+  __device__ __forceinline__ void wait_free(int tile) { wait(&free[stage_of(tile)], tile / kStages % 2 ^ 1); }
+  __device__ __forceinline__ void release(int tile) {
+    if (threadIdx.x % 32 == 0) arrive(&free[stage_of(tile)]);
+  }
+};
+
+// Begin to bring kCount rows, from `row` of the sequence on; what lies beyond the tensor is zeros, what lies beyond the
+// sequence is whatever lies there.
+template <int kCount, int kWidth>
+__device__ __forceinline__ void bring(unsigned char* tile, const CUtensorMap& map, Barrier* here, const Place& place,
+                                      int row) {
+#pragma unroll
+  for (int column = 0; column < kWidth; column += kBoxColumns) {
+#pragma unroll
+    for (int done = 0; done < kCount; done += kBoxRows, tile += kBoxBytes) {
+      copy_box(tile, map, here, column, place.head, place.first + row + done, place.batch);
+    }
+  }
+}
+
+// Zeros for the rows of a tile from `rows` on, which have weights of 0, but may hold what 0 times is not 0. Every group
+// of consumers does all of it, and needs not wait for the other.
+template <int kCount, int kWidth>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
+  constexpr int kColumnBytes = kCount * kRowBytes;
+  for (int column = 0; column < kWidth / kBoxColumns; ++column) {
+    for (int at = rows * kRowBytes + 16 * (threadIdx.x % kGroup); at < kColumnBytes; at += 16 * kGroup) {
+      *reinterpret_cast<uint4*>(tile + column * kColumnBytes + at) = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+// After it, before the tiles are multiplied.
+__device__ __forceinline__ void publish_cleared(int group) {
+  fence_async_proxy();
+  sync_group(group);
+}
+
+// Where a group's rows of a tile of kRows rows begin.
+__device__ __forceinline__ unsigned char* rows_of_group(unsigned char* tile, int group) {
+  return tile + group * kBoxBytes;
+}
+
+// Memory for 16 rows of a warp's own, in rows_of_group() that the group has no more use for.
+template <int kWidth>
+__device__ __forceinline__ unsigned char* scratch_of_warp(unsigned char* rows) {
+  const int offset = threadIdx.x / 32 % 4 * tile_bytes<kWidth>(16);
+  return rows + offset / kBoxBytes * (kRows * kRowBytes) + offset % kBoxBytes;
+}
+
+// ---- Products of a group's 64 rows ----------------------------------------------------------------------------------
+
+// Queue sums[64, kCount] = left tile^T, for rows_of_group() and a tile of kCount rows.
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], const unsigned char* left,
+                                              const unsigned char* tile) {
+  multiply_fence();
+#pragma unroll
+  for (int column = 0; column < kWidth; column += 16) {
+    const int box = column / kBoxColumns * kRowBytes, within = column % kBoxColumns * 2;
+    multiply_tiles(Type{}, sums, tile_descriptor(left + box * kRows + within, 0, kEightRows),
+                   tile_descriptor(tile + box * kCount + within, 0, kEightRows), column > 0);
+  }
+  multiply_commit();
+}
+
+// Queue sums[64, kWidth] += left[64, kCount] tile, for a left side in registers.
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], const uint32_t (&left)[kCount / 16][4],
+                                              const unsigned char* tile) {
+  multiply_fence();
+#pragma unroll
+  for (int k = 0; k < kCount / 16; ++k) {
+    multiply_by_values(Type{}, sums, left[k],
+                       tile_descriptor(tile + 16 * k * kRowBytes, kCount * kRowBytes, kEightRows));
+  }
+  multiply_commit();
+}
+
+// Accumulators of one product, rounded, as the left side of the next.
+template <typename Type, int kCount>
+__device__ __forceinline__ void round_to(uint32_t (&left)[kCount / 16][4], const float (&sums)[kCount / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < kCount / 8; ++n) {
+    left[n / 2][n % 2 * 2] = pack(Type{}, sums[n][0], sums[n][1]);
+    left[n / 2][n % 2 * 2 + 1] = pack(Type{}, sums[n][2], sums[n][3]);
+  }
+}
+
+// ---- Launching ------------------------------------------------------------------------------------------------------
+
+// AURA_CUDA_ISA=sm_80 keeps to the instructions that all cards have, for tests and benchmarks.
+inline bool is_hopper() {
+  const char* wanted = std::getenv("AURA_CUDA_ISA");
+  if (wanted != nullptr && std::strcmp(wanted, "sm_80") == 0) return false;
+  int device = 0, major = 0, minor = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
+         minor == 0;
+}
+
+// The axes of a tensor but the innermost, from the inside out as a tensor map wants them. What strides axes of one
+// element have does not matter; theirs are those of a tensor without gaps.
+struct Axes {
+  int64_t heads, rows, batch;
+  int64_t head, row, entry;  // strides
+
+  Axes(const Strides& strides, int64_t heads_, int64_t rows_, int64_t batch_, int64_t width)
+      : heads(heads_), rows(rows_), batch(batch_) {
+    head = heads > 1 ? strides.head : width;
+    row = rows > 1 ? strides.row : heads * head;
+    entry = batch > 1 ? strides.batch : rows * row;
+  }
+
+  // Each axis must lie wholly within one step of the next, as the documentation of cuTensorMapEncodeTiled has it.
+  bool can_be_mapped(int64_t width) const {
+    constexpr int64_t kMost = int64_t{1} << 39;  // elements; 2^40 bytes
+    return heads > 0 && rows > 0 && batch > 0 && head >= width && row >= heads * head && row % head == 0 &&
+           entry >= rows * row && entry % row == 0 && entry < kMost;
+  }
+};
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, which is not linked to: there may be no driver where this is built.
+inline Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
+}
+
+inline bool make_map(CUtensorMap* map, const void* data, const Axes& axes, int64_t width, bool half) {
+  static const Encode encode = find_encode();
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(axes.heads),
+                              static_cast<cuuint64_t>(axes.rows), static_cast<cuuint64_t>(axes.batch)};
+  const cuuint64_t bytes[] = {2 * static_cast<cuuint64_t>(axes.head), 2 * static_cast<cuuint64_t>(axes.row),
+                              2 * static_cast<cuuint64_t>(axes.entry)};
+  const cuuint32_t box[] = {kBoxColumns, 1, kBoxRows, 1}, steps[] = {1, 1, 1, 1};
+  return encode != nullptr &&
+         encode(map, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+                const_cast<void*>(data), sizes, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+inline Axes axes_of_queries(const Strides& strides, const AttentionInputs& in, const AttentionShape& shape) {
+  return Axes(strides, in.heads, in.queries, shape.batch, in.width);
+}
+inline Axes axes_of_keys(const Strides& strides, const AttentionInputs& in, const AttentionShape& shape) {
+  return Axes(strides, in.heads, shape.keys, shape.batch, in.width);
+}
+
+struct Maps {
+  CUtensorMap q, k, v, dout;
+};
+
+// Whether the driver has made those of q, k and v.
+inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShape& shape) {
+  return make_map(&maps->q, in.q, axes_of_queries(in.q_strides, in, shape), in.width, shape.half) &&
+         make_map(&maps->k, in.k, axes_of_keys(in.k_strides, in, shape), in.width, shape.half) &&
+         make_map(&maps->v, in.v, axes_of_keys(in.v_strides, in, shape), in.width, shape.half);
+}
+inline const char* no_maps() { return "attention: the driver makes no tensor maps of q, k, v or their gradient"; }
+
+// call(type, width) with what `in` and `shape` say as types.
+template <typename Call>
+const char* with_types(const AttentionInputs& in, const AttentionShape& shape, Call call) {
+  const auto with_width = [&](auto type) {
+    return in.width == 64 ? call(type, Constant<64>{}) : call(type, Constant<128>{});
+  };
+  return shape.half ? with_width(Half{}) : with_width(BFloat{});
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace aura
