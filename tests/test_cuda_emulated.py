@@ -160,6 +160,13 @@ def test_hopper_with_key_padding_and_documents(hopper, causal):
         test_attention.agree(test_attention.qkv(3, 130, 1, width, BFLOAT16), causal, options, packed=True)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_hopper_with_dropout(hopper, causal):
+    seed, bounds = torch.tensor([7]), torch.tensor([0, 3, 3, 200])
+    for width, last in ((64, None), (128, bounds)):
+        test_attention.agree(test_attention.qkv(1, 200, 2, width, BFLOAT16), causal, (0.3, seed, None, last))
+
+
 def test_hopper_with_more_keys_than_queries_and_fewer(hopper):
     for rows, keys in ((1, 200), (140, 20), (5, 0)):
         test_attention.agree(test_attention.qkv(1, rows, 2, 64, BFLOAT16, keys), causal=False)

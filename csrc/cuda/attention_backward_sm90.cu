@@ -77,7 +77,7 @@ __device__ __forceinline__ void bring_queries(const Problem& problem, const Grad
   }
 }
 
-template <typename Type, int kWidth>
+template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void add_queries(const Problem& problem, const Gradients& gradients, const Place& place,
                                             int rows, int start, int tiles, BackwardMemory<kWidth>& memory, int group) {
   const int lane = threadIdx.x % 32, key = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
@@ -94,14 +94,21 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     queue_by_rows<Type, kTileRows, kWidth>(scores, k, q);
     queue_by_rows<Type, kTileRows, kWidth>(dscores, v, dout);
     const WeightsByKey by_key(problem, key, query, memory.statistics[stage]);
+    [[maybe_unused]] KeptByKey<kTileRows> kept;
+    if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
     multiply_wait<1>();
     hold(scores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
+      [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
+      float used[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[n][i] = by_key.weight(n, i, scores[n][i]);
+      for (int i = 0; i < 4; ++i) {
+        scores[n][i] = by_key.weight(n, i, scores[n][i]);
+        used[i] = !kDrop || kept.kept(columns, i) ? scores[n][i] : 0.0f;
+      }
+      round_to<Type>(weights[n / 2], n % 2, used);
     }
-    round_to<Type, kTileRows>(weights, scores);
     hold(weights);
     hold(dv);
     queue_by_tile<Type, kTileRows, kWidth>(dv, weights, dout);
@@ -109,10 +116,14 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     hold(dscores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
+      [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dscores[n][i] = by_key.dscore(n, i, scores[n][i], dscores[n][i]);
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kDrop) dscores[n][i] = kept.kept(columns, i) ? dscores[n][i] * problem.keep : 0.0f;
+        dscores[n][i] = by_key.dscore(n, i, scores[n][i], dscores[n][i]);
+      }
+      round_to<Type>(differences[n / 2], n % 2, dscores[n]);
     }
-    round_to<Type, kTileRows>(differences, dscores);
     hold(differences);
     hold(dk);
     queue_by_tile<Type, kTileRows, kWidth>(dk, differences, q);
@@ -124,18 +135,21 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     memory.ring.release(tile);
   }
 
-  float factor[2];
+  float k_factor[2], v_factor[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) factor[r] = key + lane / 4 + 8 * r < place.keys ? 1.0f : 0.0f;
-  const float k_factor[2] = {factor[0] * problem.scale, factor[1] * problem.scale};
+  for (int r = 0; r < 2; ++r) {
+    const bool seen = key + lane / 4 + 8 * r < place.keys;
+    k_factor[r] = seen ? problem.scale : 0.0f;
+    v_factor[r] = seen ? problem.keep : 0.0f;
+  }
   sync_group(group);  // its keys and values are scratch memory now
   write_rows<Type, kWidth>(dk, k_factor, scratch_of_warp<kWidth>(k), row_of(gradients.dk, place, key),
                            gradients.dk.strides.row, rows - key);
-  write_rows<Type, kWidth>(dv, factor, scratch_of_warp<kWidth>(v), row_of(gradients.dv, place, key),
+  write_rows<Type, kWidth>(dv, v_factor, scratch_of_warp<kWidth>(v), row_of(gradients.dv, place, key),
                            gradients.dv.strides.row, rows - key);
 }
 
-template <typename Type, int kWidth>
+template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kBlock, 1)
     keys_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients,
                 const __grid_constant__ Maps maps) {
@@ -152,7 +166,7 @@ __global__ void __launch_bounds__(kBlock, 1)
     if (threadIdx.x < 32) bring_queries(problem, gradients, maps, place, start, tiles, memory);
   } else {
     more_registers<kConsumerRegisters>();
-    add_queries<Type, kWidth>(problem, gradients, place, rows, start, tiles, memory, group);
+    add_queries<Type, kWidth, kDrop>(problem, gradients, place, rows, start, tiles, memory, group);
   }
 #endif
 }
@@ -169,7 +183,7 @@ __device__ __forceinline__ void bring_keys(const Maps& maps, const Place& place,
   }
 }
 
-template <typename Type, int kWidth>
+template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients& gradients, const Place& place,
                                          int tiles, BackwardMemory<kWidth>& memory, int group) {
   const int lane = threadIdx.x % 32, query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
@@ -187,11 +201,17 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
       for (int i = 0; i < 4; ++i) scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
     }
   };
-  const auto differentiate = [&] {
+  const auto differentiate = [&](int tile) {
+    [[maybe_unused]] KeptByQuery<kTileRows> kept;
+    if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), tile * kTileRows, place.head);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
+      [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dscores[n][i] = scores[n][i] * (dscores[n][i] - statistics[i / 2].delta);
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kDrop) dscores[n][i] = kept.kept(columns, i) ? dscores[n][i] * problem.keep : 0.0f;
+        dscores[n][i] = scores[n][i] * (dscores[n][i] - statistics[i / 2].delta);
+      }
     }
   };
 
@@ -205,7 +225,7 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     hold(scores);
     hold(dscores);
     weigh(0);
-    differentiate();
+    differentiate(0);
     round_to<Type, kTileRows>(differences, dscores);
   }
   if (tiles > 1) memory.ring.wait_here(1);
@@ -224,7 +244,7 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     if (tile + 1 < tiles) memory.ring.wait_here(tile + 1);
     multiply_wait<1>();
     hold(dscores);
-    differentiate();
+    differentiate(tile);
     multiply_wait<0>();
     hold(dq);
     hold(differences);
@@ -245,7 +265,7 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
                            gradients.dq.strides.row, place.queries - query);
 }
 
-template <typename Type, int kWidth>
+template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kBlock, 1)
     queries_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients,
                    const __grid_constant__ Maps maps) {
@@ -260,7 +280,7 @@ __global__ void __launch_bounds__(kBlock, 1)
     if (threadIdx.x == 0) bring_keys(maps, place, tiles, memory);
   } else {
     more_registers<kConsumerRegisters>();
-    add_keys<Type, kWidth>(problem, gradients, place, tiles, memory, group);
+    add_keys<Type, kWidth, kDrop>(problem, gradients, place, tiles, memory, group);
   }
 #endif
 }
@@ -277,13 +297,14 @@ const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shap
                       in.width, shape.half)) {
     return sm90::no_maps();
   }
-  return sm90::with_types(in, shape, [&](auto type, auto width) {
+  return sm90::with_types(in, shape, [&](auto type, auto width, auto drop) {
     using Type = decltype(type);
     constexpr int kWidth = decltype(width)::value, kShared = sizeof(sm90::BackwardMemory<kWidth>);
-    const char* error = launch_blocks<sm90::kBlock>(sm90::keys_kernel<Type, kWidth>, key_tiles * heads, kShared, stream,
-                                                    problem_of(in, shape, key_tiles), gradients, maps);
+    constexpr bool kDrop = decltype(drop)::value;
+    const char* error = launch_blocks<sm90::kBlock>(sm90::keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kShared,
+                                                    stream, problem_of(in, shape, key_tiles), gradients, maps);
     if (error != nullptr) return error;
-    return launch_blocks<sm90::kBlock>(sm90::queries_kernel<Type, kWidth>, query_tiles * heads, kShared, stream,
+    return launch_blocks<sm90::kBlock>(sm90::queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kShared, stream,
                                        problem_of(in, shape, query_tiles), gradients, maps);
   });
 }

@@ -28,16 +28,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
   softmax.rise(weights, problem.scale * kLog2E, shrink);
   scale_rows(sums, shrink);
   softmax.weigh(weights, problem.scale * kLog2E);
-  if constexpr (kDrop) {
-    KeptByQuery<kCount> kept;
-    kept.draw(problem, flat_row(problem, place, query), begin, place.head);
-#pragma unroll
-    for (int n = 0; n < kCount / 8; ++n) {
-      const uint32_t columns = kept.columns(n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[n][i] = kept.kept(columns, i) ? weights[n][i] : 0.0f;
-    }
-  }
+  if constexpr (kDrop) drop_weights<kCount>(problem, place, query, begin, weights);
   multiply_by_tile<Type, kCount, kWidth>(sums, weights, v);
 }
 

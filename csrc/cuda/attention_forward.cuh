@@ -70,6 +70,28 @@ __device__ __forceinline__ void scale_rows(float (&sums)[kCount][4], const float
   }
 }
 
+// Dropout for the weights of a warp's 16 queries (from `query` on) and kKeys keys (from `key` on): zeros for those that
+// are not kept.
+template <int kKeys>
+__device__ __forceinline__ void drop_weights(const Problem& problem, const Place& place, int query, int key,
+                                             float (&weights)[kKeys / 8][4]) {
+  constexpr int kPart = kKeys < 64 ? kKeys : 64;
+#pragma unroll
+  for (int done = 0; done < kKeys; done += kPart) {
+    KeptByQuery<kPart> kept;
+    kept.draw(problem, flat_row(problem, place, query), key + done, place.head);
+#pragma unroll
+    for (int n = 0; n < kPart / 8; ++n) {
+      const uint32_t columns = kept.columns(n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& weight = weights[done / 8 + n][i];
+        weight = kept.kept(columns, i) ? weight : 0.0f;
+      }
+    }
+  }
+}
+
 // The sum of exponentials and the output of a warp's 16 queries, once their weights are all added up.
 template <typename Type, int kWidth>
 __device__ __forceinline__ void write_output(const Problem& problem, const Place& place, const Softmax& softmax,

@@ -46,7 +46,7 @@ __device__ __forceinline__ void bring_tiles(const Maps& maps, const Place& place
 __device__ __forceinline__ void begin_turn(int group) { sync_named<kGroup * kConsumers>(kTurn + group); }
 __device__ __forceinline__ void end_turn(int group) { arrive_named<kGroup * kConsumers>(kTurn + (group ^ 1)); }
 
-template <typename Type, int kWidth>
+template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void attend(const Problem& problem, const Place& place, int tiles,
                                        ForwardMemory<kWidth>& memory, int group, uint16_t* out, float* lse) {
   const int query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
@@ -67,6 +67,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     hide_unseen<kKeys>(problem, place, query, 0, scores);
     softmax.rise(scores, scale, shrink);  // of nothing
     softmax.weigh(scores, scale);
+    if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, 0, scores);
     round_to<Type, kKeys>(weights, scores);
   }
   if (tiles > 1) memory.keys_ring.wait_here(1);
@@ -85,6 +86,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     hide_unseen<kKeys>(problem, place, query, tile * kKeys, scores);
     softmax.rise(scores, scale, shrink);
     softmax.weigh(scores, scale);
+    if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, tile * kKeys, scores);
     // The next turn is not to be spent waiting for keys. This also keeps ptxas from waiting for the values before it
     // computes the weights: it moves the one past the other, but not out of a block of instructions.
     if (tile + 1 < tiles) memory.keys_ring.wait_here(tile + 1);
@@ -115,7 +117,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
   write_output<Type, kWidth>(problem, place, softmax, sums, scratch_of_warp<kWidth>(queries), query, out, lse);
 }
 
-template <typename Type, int kWidth>
+template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kBlock, 1)
     forward_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Maps maps, uint16_t* out,
                    float* lse) {
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kBlock, 1)
     if (threadIdx.x == 0) bring_tiles<kWidth>(maps, place, tiles, memory);
   } else {
     more_registers<kConsumerRegisters>();
-    attend<Type, kWidth>(problem, place, tiles, memory, group, out, lse);
+    attend<Type, kWidth, kDrop>(problem, place, tiles, memory, group, out, lse);
   }
 #endif
 }
@@ -145,8 +147,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 
 bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape) {
   using namespace sm90;
-  return (in.width == 64 || in.width == 128) && in.dropout.threshold == 0 &&
-         max(in.queries, shape.keys) <= INT32_MAX - kRows &&
+  return (in.width == 64 || in.width == 128) && max(in.queries, shape.keys) <= INT32_MAX - kRows &&
          axes_of_queries(in.q_strides, in, shape).can_be_mapped(in.width) &&
          axes_of_keys(in.k_strides, in, shape).can_be_mapped(in.width) &&
          axes_of_keys(in.v_strides, in, shape).can_be_mapped(in.width) && is_hopper();
@@ -157,11 +158,12 @@ const char* wgmma_forward(const AttentionForward& job, const AttentionShape& sha
   const int64_t tiles = tiles_of(in.queries, shape);
   sm90::Maps maps{};
   if (!sm90::make_maps(&maps, in, shape)) return sm90::no_maps();
-  return sm90::with_types(in, shape, [&](auto type, auto width) {
+  return sm90::with_types(in, shape, [&](auto type, auto width, auto drop) {
     constexpr int kWidth = decltype(width)::value;
-    return launch_blocks<sm90::kBlock>(sm90::forward_kernel<decltype(type), kWidth>, tiles * in.heads * shape.batch,
-                                       sizeof(sm90::ForwardMemory<kWidth>), stream, problem_of(in, shape, tiles), maps,
-                                       static_cast<uint16_t*>(job.out), static_cast<float*>(job.lse));
+    return launch_blocks<sm90::kBlock>(sm90::forward_kernel<decltype(type), kWidth, decltype(drop)::value>,
+                                       tiles * in.heads * shape.batch, sizeof(sm90::ForwardMemory<kWidth>), stream,
+                                       problem_of(in, shape, tiles), maps, static_cast<uint16_t*>(job.out),
+                                       static_cast<float*>(job.lse));
   });
 }
 

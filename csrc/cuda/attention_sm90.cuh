@@ -130,14 +130,18 @@ __device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], cons
   multiply_commit();
 }
 
-// Accumulators of one product, rounded, as the left side of the next.
+// Accumulators of one product, rounded, as the left side of the next: eight columns, the first or the second of sixteen.
+template <typename Type>
+__device__ __forceinline__ void round_to(uint32_t (&left)[4], int second, const float (&sums)[4]) {
+  left[2 * second] = pack(Type{}, sums[0], sums[1]);
+  left[2 * second + 1] = pack(Type{}, sums[2], sums[3]);
+}
+
+// And all of them.
 template <typename Type, int kCount>
 __device__ __forceinline__ void round_to(uint32_t (&left)[kCount / 16][4], const float (&sums)[kCount / 8][4]) {
 #pragma unroll
-  for (int n = 0; n < kCount / 8; ++n) {
-    left[n / 2][n % 2 * 2] = pack(Type{}, sums[n][0], sums[n][1]);
-    left[n / 2][n % 2 * 2 + 1] = pack(Type{}, sums[n][2], sums[n][3]);
-  }
+  for (int n = 0; n < kCount / 8; ++n) round_to<Type>(left[n / 2], n % 2, sums[n]);
 }
 
 // ---- Launching ------------------------------------------------------------------------------------------------------
@@ -218,11 +222,12 @@ inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShap
 }
 inline const char* no_maps() { return "attention: the driver makes no tensor maps of q, k, v or their gradient"; }
 
-// call(type, width) with what `in` and `shape` say as types.
+// call(type, width, dropout) with what `in` and `shape` say as types.
 template <typename Call>
 const char* with_types(const AttentionInputs& in, const AttentionShape& shape, Call call) {
   const auto with_width = [&](auto type) {
-    return in.width == 64 ? call(type, Constant<64>{}) : call(type, Constant<128>{});
+    using Type = decltype(type);
+    return in.width == 64 ? with_dropout<Type, 64>(in, call) : with_dropout<Type, 128>(in, call);
   };
   return shape.half ? with_width(Half{}) : with_width(BFloat{});
 }
