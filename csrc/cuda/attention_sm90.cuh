@@ -130,7 +130,7 @@ __device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], cons
   multiply_commit();
 }
 
-// Accumulators of one product, rounded, as the left side of the next: eight columns, the first or the second of sixteen.
+// Accumulators of one product, rounded, as the left side of the next: eight columns, the first or second of sixteen.
 template <typename Type>
 __device__ __forceinline__ void round_to(uint32_t (&left)[4], int second, const float (&sums)[4]) {
   left[2 * second] = pack(Type{}, sums[0], sums[1]);
