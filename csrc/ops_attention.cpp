@@ -44,6 +44,15 @@ Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride
 
 Tensor with_contiguous_rows(const Tensor& t) { return t.stride(3) == 1 || t.size(3) == 1 ? t : t.contiguous(); }
 
+// The same for the kernels of a GPU, which read 16 bytes of a row at a time: every row begins at a multiple of that.
+Tensor with_aligned_rows(const Tensor& t) {
+  const Tensor rows = with_contiguous_rows(t);
+  const int64_t values = 16 / rows.element_size();
+  bool aligned = reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
+  for (int64_t i = 0; i < 3; ++i) aligned = aligned && rows.stride(i) % values == 0;
+  return aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
+}
+
 std::vector<int64_t> integers(const Tensor& t, const char* name) {
   TORCH_CHECK(t.device().is_cpu() && t.dim() == 1, name, " must be a one-dimensional tensor on the CPU");
   TORCH_CHECK(t.scalar_type() == at::kInt || t.scalar_type() == at::kLong, name, " must hold int32 or int64");
@@ -122,9 +131,10 @@ Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Options& o
   const bool packed = options.cu_seqlens.has_value();
   Call call{};
   call.gpu = gpu_kernels(q, "attention");
-  call.q = with_contiguous_rows(packed ? flattened(q) : q);
-  call.k = with_contiguous_rows(packed ? flattened(k) : k);
-  call.v = with_contiguous_rows(packed ? flattened(v) : v);
+  const auto readable = call.gpu ? with_aligned_rows : with_contiguous_rows;
+  call.q = readable(packed ? flattened(q) : q);
+  call.k = readable(packed ? flattened(k) : k);
+  call.v = readable(packed ? flattened(v) : v);
   if (call.gpu) {
     describe(&call, options);
   } else {
@@ -150,7 +160,7 @@ Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Options& o
   in.scale = options.scale;
   in.dropout = dropout_of(options.dropout, options.seed);
   TORCH_CHECK(!call.gpu || call.gpu->attention.takes(in), "attention: no kernel for head width ", in.width,
-              " on this GPU, or for rows that do not start at multiples of 16 bytes");
+              " on this GPU, or for a scale of ", in.scale);
   return call;
 }
 
@@ -282,7 +292,8 @@ void backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor
   for (const Tensor& t : {dout, out, lse}) {
     TORCH_CHECK(t.device() == q.device(), "attention: the gradient, out and lse must be where q is");
   }
-  const Tensor gradient = dout.contiguous(), output = out.contiguous(), sums = lse.contiguous();
+  const auto readable = call.gpu ? with_aligned_rows : with_contiguous_rows;
+  const Tensor gradient = readable(dout.contiguous()), output = readable(out.contiguous()), sums = lse.contiguous();
   const bool packed = options.cu_seqlens.has_value();
   const Tensor dq_rows = packed ? dq.view(call.q.sizes()) : dq;
   const Tensor dk_rows = packed ? dk.view(call.k.sizes()) : dk;

@@ -123,6 +123,22 @@ def test_what_lies_in_padding_does_not_matter():
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
 
 
+def test_heads_that_do_not_begin_at_16_bytes():
+    """The kernels read 16 bytes at a time: of these tensors, copies."""
+    plain = test_attention.qkv(2, 20, 3, 32, BFLOAT16)
+    wide = [torch.cat((x, torch.zeros(2, 20, 3, 1, dtype=x.dtype)), -1)[..., :32] for x in plain]
+    moved = [later(x.shape, x.dtype).copy_(x) for x in plain]
+    options = (0.0, None, None, None)
+    for inputs in (wide, moved):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        out, _ = torch.ops.aura.attention(*leaves, True, 0.2, *options)
+        dout = later(out.shape, out.dtype).copy_(out.detach())
+        found = out, *torch.autograd.grad(out, leaves, dout)
+        same = [x.detach().requires_grad_() for x in plain]
+        out, _ = torch.ops.aura.attention(*same, True, 0.2, *options)
+        assert all(map(torch.equal, found, (out, *torch.autograd.grad(out, same, out.detach()))))
+
+
 def test_what_the_kernels_do_not_take_is_refused():
     for width, dtype in ((40, BFLOAT16), (64, FLOAT)):
         with pytest.raises(RuntimeError, match="head width 40|float16 or bfloat16"):
