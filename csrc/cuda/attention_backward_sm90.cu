@@ -20,10 +20,11 @@ struct BackwardMemory {
   Barrier held_here;
   Ring<kStages> ring;
 
-  __device__ __forceinline__ void init() {
+  // As Ring::init().
+  __device__ __forceinline__ void init(int arrivals) {
     if (threadIdx.x == 0) {
       init_barrier(&held_here, 1);
-      ring.init();
+      ring.init(arrivals);
       publish_barriers();
     }
     __syncthreads();
@@ -50,11 +51,11 @@ __device__ __forceinline__ void bring_tile(const CUtensorMap& first, const CUten
 
 // Zeros for what lies beyond the first `rows` rows of both tiles of a stage, once they are here.
 template <int kWidth>
-__device__ __forceinline__ void clear_beyond(BackwardMemory<kWidth>& memory, int stage, int rows, int group) {
+__device__ __forceinline__ void clear_beyond(BackwardMemory<kWidth>& memory, int stage, int rows) {
   if (rows >= kTileRows) return;
   clear_rows<kTileRows, kWidth>(memory.firsts[stage], rows);
   clear_rows<kTileRows, kWidth>(memory.seconds[stage], rows);
-  publish_cleared(group);
+  publish_cleared();
 }
 
 inline __device__ int tiles_between(int start, int end) { return max(0, end - start + kTileRows - 1) / kTileRows; }
@@ -68,12 +69,18 @@ __device__ __forceinline__ void bring_queries(const Problem& problem, const Grad
   const int lane = threadIdx.x;
   if (lane == 0 && tiles > 0) bring_held(maps.k, maps.v, place, memory);
   for (int tile = 0, row = start; tile < tiles; ++tile, row += kTileRows) {
+    const int stage = Ring<kStages>::stage_of(tile);
     memory.ring.wait_free(tile);
-    Statistics* const statistics = memory.statistics[Ring<kStages>::stage_of(tile)];
-#pragma unroll 1  // two rounds at once would take more registers than a producer has
-    for (int i = lane; i < kTileRows; i += 32) statistics[i] = load_statistics(problem, gradients, place, row + i);
-    __syncwarp();  // whoever sees the first lane arrive sees what all have written
     if (lane == 0) bring_tile(maps.q, maps.dout, place, tile, row, memory);
+    Statistics mine[kTileRows / 32];
+#pragma unroll
+    for (int i = 0; i < kTileRows / 32; ++i) {
+      mine[i] = load_statistics(problem, gradients, place, row + 32 * i + lane);
+    }
+#pragma unroll
+    for (int i = 0; i < kTileRows / 32; ++i) memory.statistics[stage][32 * i + lane] = mine[i];
+    __syncwarp();  // whoever sees the first lane arrive sees what all have written
+    if (lane == 0) arrive(&memory.ring.here[stage]);
   }
 }
 
@@ -90,12 +97,15 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     float scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
     uint32_t weights[kTileRows / 16][4], differences[kTileRows / 16][4];
     memory.ring.wait_here(tile);
-    clear_beyond(memory, stage, place.queries - query, group);
+    clear_beyond(memory, stage, place.queries - query);
     queue_by_rows<Type, kTileRows, kWidth>(scores, k, q);
     queue_by_rows<Type, kTileRows, kWidth>(dscores, v, dout);
     const WeightsByKey by_key(problem, key, query, memory.statistics[stage]);
     [[maybe_unused]] KeptByKey<kTileRows> kept;
-    if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
+    if constexpr (kDrop) {
+      kept.draw(problem, flat_row(problem, place, query), key, place.head);
+      end_block(&memory.held_here);
+    }
     multiply_wait<1>();
     hold(scores);
 #pragma unroll
@@ -160,7 +170,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
   const int start = problem.causal ? place.begin : 0, group = find_group();
   const int tiles = place.begin < place.keys ? tiles_between(start, place.queries) : 0;
-  memory.init();
+  memory.init(2);
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
     if (threadIdx.x < 32) bring_queries(problem, gradients, maps, place, start, tiles, memory);
@@ -201,9 +211,12 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
       for (int i = 0; i < 4; ++i) scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
     }
   };
-  const auto differentiate = [&](int tile) {
-    [[maybe_unused]] KeptByQuery<kTileRows> kept;
+  const auto draw = [&](int tile) {
+    KeptByQuery<kTileRows> kept;
     if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), tile * kTileRows, place.head);
+    return kept;
+  };
+  const auto differentiate = [&]([[maybe_unused]] const KeptByQuery<kTileRows>& kept) {
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
       [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
@@ -218,33 +231,35 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
   if (tiles > 0) {
     wait(&memory.held_here, 0);
     memory.ring.wait_here(0);
-    clear_beyond(memory, 0, place.keys, group);
+    clear_beyond(memory, 0, place.keys);
     queue_by_rows<Type, kTileRows, kWidth>(scores, q, memory.firsts[0]);
     queue_by_rows<Type, kTileRows, kWidth>(dscores, dout, memory.seconds[0]);
     multiply_wait<0>();
     hold(scores);
     hold(dscores);
     weigh(0);
-    differentiate(0);
+    differentiate(draw(0));
     round_to<Type, kTileRows>(differences, dscores);
   }
   if (tiles > 1) memory.ring.wait_here(1);
   for (int tile = 1; tile < tiles; ++tile) {
     const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
-    clear_beyond(memory, stage, place.keys - tile * kTileRows, group);
+    clear_beyond(memory, stage, place.keys - tile * kTileRows);
     hold(dq);
     hold(differences);
     queue_by_rows<Type, kTileRows, kWidth>(scores, q, memory.firsts[stage]);
     queue_by_rows<Type, kTileRows, kWidth>(dscores, dout, memory.seconds[stage]);
     queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[last]);
+    const KeptByQuery<kTileRows> kept = draw(tile);
+    if constexpr (kDrop) end_block(&memory.held_here);
     multiply_wait<2>();
     hold(scores);
     weigh(tile);
-    // Between the weights and the wait for dP, or ptxas puts it before them.
-    if (tile + 1 < tiles) memory.ring.wait_here(tile + 1);
+    if (tile + 1 < tiles) memory.ring.wait_here(tile + 1);  // and an end_block()
     multiply_wait<1>();
     hold(dscores);
-    differentiate(tile);
+    differentiate(kept);
+    end_block(&memory.held_here);
     multiply_wait<0>();
     hold(dq);
     hold(differences);
@@ -274,7 +289,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   if (place.begin >= place.queries) return;
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
   const int tiles = tiles_between(0, keys_seen(problem, place, place.begin + kRows - 1)), group = find_group();
-  memory.init();
+  memory.init(1);
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
     if (threadIdx.x == 0) bring_keys(maps, place, tiles, memory);

@@ -30,15 +30,22 @@ __device__ __forceinline__ void bring_tiles(const Maps& maps, const Place& place
     arrive_expecting(&memory.queries_here, sizeof(memory.queries));
     bring<kRows, kWidth>(memory.queries, maps.q, &memory.queries_here, place, place.begin);
   }
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = Ring<kStages>::stage_of(tile);
-    Barrier *keys_here = &memory.keys_ring.here[stage], *values_here = &memory.values_ring.here[stage];
-    memory.keys_ring.wait_free(tile);
-    arrive_expecting(keys_here, kTile);
-    bring<kKeys, kWidth>(memory.keys[stage], maps.k, keys_here, place, tile * kKeys);
-    memory.values_ring.wait_free(tile);
-    arrive_expecting(values_here, kTile);
-    bring<kKeys, kWidth>(memory.values[stage], maps.v, values_here, place, tile * kKeys);
+  // Keys first, as they are used: those of a tile before the values of the one before.
+  for (int tile = 0; tile <= tiles; ++tile) {
+    if (tile < tiles) {
+      const int stage = Ring<kStages>::stage_of(tile);
+      Barrier* const here = &memory.keys_ring.here[stage];
+      memory.keys_ring.wait_free(tile);
+      arrive_expecting(here, kTile);
+      bring<kKeys, kWidth>(memory.keys[stage], maps.k, here, place, tile * kKeys);
+    }
+    if (tile > 0) {
+      const int last = tile - 1, stage = Ring<kStages>::stage_of(last);
+      Barrier* const here = &memory.values_ring.here[stage];
+      memory.values_ring.wait_free(last);
+      arrive_expecting(here, kTile);
+      bring<kKeys, kWidth>(memory.values[stage], maps.v, here, place, last * kKeys);
+    }
   }
 }
 
@@ -87,8 +94,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     softmax.rise(scores, scale, shrink);
     softmax.weigh(scores, scale);
     if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, tile * kKeys, scores);
-    // The next turn is not to be spent waiting for keys. This also keeps ptxas from waiting for the values before it
-    // computes the weights: it moves the one past the other, but not out of a block of instructions.
+    // The next turn is not to be spent waiting for keys; and this is an end_block().
     if (tile + 1 < tiles) memory.keys_ring.wait_here(tile + 1);
     multiply_wait<0>();
     hold(sums);
@@ -103,7 +109,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     memory.values_ring.wait_here(tiles - 1);
     if (rows < kKeys) {
       clear_rows<kKeys, kWidth>(values, rows);
-      publish_cleared(group);
+      publish_cleared();
     }
     hold(sums);
     hold(weights);

@@ -31,10 +31,14 @@ __device__ __forceinline__ int find_group() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x / kGroup), 0) - 1;
 }
 
-// Barriers of the groups of consumers, by number: of one among themselves, and for their turns
-// (attention_forward_sm90.cu).
+// Barriers of the consumers, by number: of one group, of all, and for the turns of groups (attention_forward_sm90.cu).
 __device__ __forceinline__ void sync_group(int group) { sync_named<kGroup>(1 + group); }
-inline constexpr int kTurn = 1 + kConsumers;
+__device__ __forceinline__ void sync_consumers() { sync_named<kGroup * kConsumers>(1 + kConsumers); }
+inline constexpr int kTurn = 2 + kConsumers;
+
+// ptxas waits for a product before whatever can be computed meanwhile, if that is in the same block of instructions. A
+// wait for a phase that is complete, which costs next to nothing, ends the block.
+__device__ __forceinline__ void end_block(Barrier* complete) { wait(complete, 0); }
 
 // ---- Tiles ----------------------------------------------------------------------------------------------------------
 
@@ -44,9 +48,10 @@ template <int kStages>
 struct Ring {
   Barrier here[kStages], free[kStages];
 
-  __device__ __forceinline__ void init() {
+  // A tile is here after so many arrivals of the producer, and the bytes that these expect.
+  __device__ __forceinline__ void init(int arrivals = 1) {
     for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(&here[stage], 1);
+      init_barrier(&here[stage], arrivals);
       init_barrier(&free[stage], kConsumerWarps);
     }
   }
@@ -54,6 +59,7 @@ struct Ring {
   __device__ __forceinline__ void wait_here(int tile) { wait(&here[stage_of(tile)], tile / kStages % 2); }
   __device__ __forceinline__ void wait_free(int tile) { wait(&free[stage_of(tile)], tile / kStages % 2 ^ 1); }
   __device__ __forceinline__ void release(int tile) {
+    __syncwarp();  // whoever sees the first lane arrive knows that all have read
     if (threadIdx.x % 32 == 0) arrive(&free[stage_of(tile)]);
   }
 };
@@ -72,21 +78,21 @@ __device__ __forceinline__ void bring(unsigned char* tile, const CUtensorMap& ma
   }
 }
 
-// Zeros for the rows of a tile from `rows` on, which have weights of 0, but may hold what 0 times is not 0. Every group
-// of consumers does all of it, and needs not wait for the other.
+// Zeros for the rows of a tile from `rows` on, which have weights of 0, but may hold what 0 times is not 0: by all
+// consumers, the producer being before them in the block.
 template <int kCount, int kWidth>
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
   constexpr int kColumnBytes = kCount * kRowBytes;
   for (int column = 0; column < kWidth / kBoxColumns; ++column) {
-    for (int at = rows * kRowBytes + 16 * (threadIdx.x % kGroup); at < kColumnBytes; at += 16 * kGroup) {
+    for (int at = rows * kRowBytes + 16 * (threadIdx.x - kGroup); at < kColumnBytes; at += 16 * kGroup * kConsumers) {
       *reinterpret_cast<uint4*>(tile + column * kColumnBytes + at) = make_uint4(0, 0, 0, 0);
     }
   }
 }
 // After it, before the tiles are multiplied.
-__device__ __forceinline__ void publish_cleared(int group) {
+__device__ __forceinline__ void publish_cleared() {
   fence_async_proxy();
-  sync_group(group);
+  sync_consumers();
 }
 
 // Where a group's rows of a tile of kRows rows begin.
@@ -182,10 +188,14 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 
 // The driver's function, which is not linked to: there may be no driver where this is built.
 inline Encode find_encode() {
+  constexpr char kName[] = "cuTensorMapEncodeTiled";
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
+#endif
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
 }
 
@@ -214,9 +224,12 @@ struct Maps {
   CUtensorMap q, k, v, dout;
 };
 
-// Whether the driver has made those of q, k and v.
+// Whether the driver has made those of q, k and v. It makes none for a thread that has no context yet, as one of torch's
+// may not have on its first call.
 inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShape& shape) {
-  return make_map(&maps->q, in.q, axes_of_queries(in.q_strides, in, shape), in.width, shape.half) &&
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
+         make_map(&maps->q, in.q, axes_of_queries(in.q_strides, in, shape), in.width, shape.half) &&
          make_map(&maps->k, in.k, axes_of_keys(in.k_strides, in, shape), in.width, shape.half) &&
          make_map(&maps->v, in.v, axes_of_keys(in.v_strides, in, shape), in.width, shape.half);
 }

@@ -12,7 +12,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The block's dynamic shared memory, aligned to 1024 bytes when the launch asks for that much more.
+// The block's dynamic shared memory, aligned to 1024 bytes.
 __device__ __forceinline__ unsigned char* shared_memory() {
   extern __shared__ __align__(1024) unsigned char aura_shared_memory[];
   return aura_shared_memory;

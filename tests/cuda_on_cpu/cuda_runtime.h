@@ -178,6 +178,8 @@ using std::min;
 
 // ---- The run-time library -------------------------------------------------------------------------------------------
 
+#define CUDART_VERSION 13000
+
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorAssert = 710 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
@@ -201,6 +203,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid value";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;

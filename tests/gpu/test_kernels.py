@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -217,6 +218,14 @@ def test_another_stream_and_a_graph(instructions):
         x.copy_(torch.randn_like(x))
     graph.replay()
     assert torch.equal(recorded, ops.attention(*static))
+
+
+def test_a_thread_that_has_not_used_the_card_yet(instructions):
+    inputs, found = [x.detach() for x in qkv(1, 130, 2, 64)], []
+    thread = threading.Thread(target=lambda: found.append(ops.attention(*inputs)))
+    thread.start()
+    thread.join(60)
+    assert torch.equal(found[0], ops.attention(*inputs))
 
 
 def test_what_the_kernels_do_not_take_goes_to_torch():
