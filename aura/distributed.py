@@ -28,6 +28,13 @@ from aura.errors import PeerLost, TrainingFault, UserError
 
 POLL_SECONDS = 0.2
 THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
+# Of the arguments, what all processes must have been started with: the model, its steps, and when they talk.
+SAME_EVERYWHERE = (
+    "preset", "n_layer", "n_head", "n_embd", "n_ff", "h_cycles", "l_cycles", "segments", "seq_len", "dropout",
+    "vocab_size", "model", "max_len", "padding", "batch_size", "grad_accum", "epochs", "max_steps", "lr",
+    "min_lr_ratio", "weight_decay", "warmup_ratio", "warmup_steps", "schedule", "optimizer", "grad_clip", "ema", "seed",
+    "nan_policy", "eval_interval", "eval_windows", "checkpoint_freq", "strategy", "fsdp", "sync", "sync_every",
+    "sync_lr", "sync_momentum")
 FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
 
 
@@ -294,9 +301,10 @@ def session(args, before_group=None):
     try:
         dist.store = backends.connect_store(place, dist.timeout)
         with _failures_told(dist):
-            peers = _join(place, dist)
+            peers = _join(place, dist, args)
             if before_group is None:
                 _require_all(peers, place, dist.timeout)
+                _require_same(peers)
             _settle(dist, place, peers)
             if before_group is None or before_group(dist, place, peers):
                 _start_group(dist, place, peers, args.backend)
@@ -350,11 +358,14 @@ def is_communication_error(problem):
     return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
 
 
-def _join(place, dist):
-    """Say who we are, wait for the others; returns {rank: {"host", "address", "node"}} of those that came in time."""
+def _join(place, dist, args):
+    """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "arguments"}} of those that came
+    in time."""
     address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
     store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address,
-                                                  "node": os.environ.get("SLURMD_NODENAME")}))
+                                                  "node": os.environ.get("SLURMD_NODENAME"),
+                                                  "arguments": {name: getattr(args, name) for name in SAME_EVERYWHERE
+                                                                if hasattr(args, name)}}))
     deadline = time.monotonic() + dist.timeout
 
     def wait():
@@ -381,6 +392,20 @@ def _require_all(peers, place, timeout):
         raise UserError(f"han pasado {timeout:g} s y faltan los rangos {', '.join(map(str, missing))} de "
                         f"{place.world_size}: compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y "
                         f"WORLD_SIZE{hint}")
+
+
+def _require_same(peers):
+    """Raise UserError that names the arguments in which processes differ: what was typed on each machine by hand, and
+    would train something else on each or leave one waiting for another."""
+    first, differing = peers[0]["arguments"], {}
+    for rank, peer in sorted(peers.items()):
+        for name in first.keys() | peer["arguments"].keys():
+            if peer["arguments"].get(name) != first.get(name):
+                differing.setdefault(name, (rank, peer["arguments"].get(name)))
+    if differing:
+        told = "; ".join(f"--{name.replace('_', '-')} es {first.get(name)} en el rango 0 y {value} en el rango {rank}"
+                         for name, (rank, value) in sorted(differing.items()))
+        raise sharding.agreed(UserError, f"{told}: lance todos los procesos con las mismas opciones")
 
 
 def _settle(dist, place, peers):

@@ -42,6 +42,18 @@ def test_by_hand_two_processes_add_up(tmp_path):
         assert "suma=1" in output and "fallback" not in output
 
 
+def test_processes_started_with_different_options_say_so_and_end(tmp_path):
+    """As when they are typed on two machines: nothing is trained, and nobody waits for the other."""
+    path = program(tmp_path, "print('entra')")
+    rank = 'int(os.environ["RANK"])'
+    path.write_text(path.read_text().replace("distributed=True", f"distributed=True, seed=7, log_dir=str({rank}), "
+                                                                 f"sync_every=56 + {rank}, lr=[1e-3, 2e-3][{rank}]"))
+    for code, output in run_ranks([path], [tmp_path] * 2):
+        assert code == 2 and "Traceback" not in output and "entra" not in output
+        assert "--lr es 0.001 en el rango 0 y 0.002 en el rango 1; --sync-every es 56 en el rango 0 y 57 en" in output
+        assert output.count("lance todos los procesos con las mismas opciones") == 1 and "log-dir" not in output
+
+
 def test_nccl_that_is_not_there_falls_back_together(tmp_path):
     outputs = run_ranks([DOCTOR, "--backend", "nccl"], [tmp_path] * 2)
     assert all(code == 0 and "backend=gloo" in output for code, output in outputs)
