@@ -9,7 +9,7 @@ import signal
 import sys
 
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
-from aura.sync import METHODS, SYNC_EVERY
+from aura.sync import METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
 
 class _Bad(str):
@@ -200,6 +200,11 @@ def add_distributed(parser, strategy=False):
                             "varias lo más rápido según se mide al empezar")
     group.add_argument("--sync-every", type=number(int, low=1, high=1_000_000), default=SYNC_EVERY, metavar="PASOS",
                        help="con diloco, pasos de cada proceso entre dos acuerdos")
+    group.add_argument("--sync-lr", type=number(float, above=0, high=10), default=SYNC_LR, metavar="TASA",
+                       help="con diloco, qué parte del avance medio se toma en cada acuerdo")
+    group.add_argument("--sync-momentum", type=number(float, low=0, high=0.999), default=SYNC_MOMENTUM, metavar="M",
+                       help="con diloco, inercia de los acuerdos; en entrenamientos de pocos conviene menos (la guía "
+                            "docs/wsl2.md dice cuánto)")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")

@@ -17,11 +17,10 @@ import torch
 import torch.distributed as c10d
 
 from aura.ema import swapped
-from aura.sync import Known, name_run
+from aura.sync import SYNC_LR, SYNC_MOMENTUM, Known, name_run
 
 FRAGMENTS = 8
 BLOCK = 1024  # values that share a scale
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as published
 LAG = 2  # steps after which every rank acts on what was told in one: a message has that long to arrive
 
 
@@ -39,14 +38,15 @@ class Flight:
 class DiLoCo:
     """What loop.train and pretrain call a sync (see sync.Exact), where ranks agree every `every` steps.
 
-    module: the same weights on every rank. Takes 12 bytes a parameter on its device: the agreed weights, the outer
-    momentum and what rounding still owes, flat in the order of module.parameters().
+    module: the same weights on every rank. lr, momentum: of the outer step. Takes 12 bytes a parameter on its device:
+    the agreed weights, the outer momentum and what rounding still owes, flat in the order of module.parameters().
     """
 
     method = "diloco"
 
-    def __init__(self, dist, module, every):
+    def __init__(self, dist, module, every, lr=SYNC_LR, momentum=SYNC_MOMENTUM):
         self.dist, self.every, self.parameters = dist, every, list(module.parameters())
+        self.outer_lr, self.outer_momentum = lr, momentum
         self.setting = {"method": "diloco", "every": every, "processes": dist.world_size}
         self.run = name_run(dist)
         self.agreed_flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
@@ -182,8 +182,9 @@ class DiLoCo:
             return
         mean, place = self._received()
         if mean is not None:
-            self.momentum[place].mul_(OUTER_MOMENTUM).add_(mean)
-            self.agreed_flat[place].sub_(self.momentum[place].mul(OUTER_MOMENTUM).add_(mean).mul_(OUTER_LR))
+            self.momentum[place].mul_(self.outer_momentum).add_(mean)
+            step = self.momentum[place].mul(self.outer_momentum).add_(mean).mul_(self.outer_lr)
+            self.agreed_flat[place].sub_(step)
         self._land(place)
 
     @torch.no_grad()

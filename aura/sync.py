@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 METHODS = ("ddp", "fp16", "diloco")
 SYNC_EVERY = 56  # over two machines 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
+SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def make(args, dist, module, measure):
 
         dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos; "
                    "se validan y se guardan los pesos acordados.")
-        return DiLoCo(dist, module, args.sync_every)
+        return DiLoCo(dist, module, args.sync_every, args.sync_lr, args.sync_momentum)
     if method == "fp16":
         dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
     return Exact(dist, method)

@@ -44,7 +44,7 @@ from aura import corpus, dataset, report  # noqa: E402
 from aura.diloco import FRAGMENTS  # noqa: E402
 from aura.models import gpt  # noqa: E402
 from aura.pace import TIE  # noqa: E402
-from aura.sync import SYNC_EVERY  # noqa: E402
+from aura.sync import SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM  # noqa: E402
 from tests.hosts import PORT, Switch, ip, limits_work  # noqa: E402
 from tests.support import free_port  # noqa: E402
 
@@ -452,7 +452,8 @@ def model_words(args, folder):
 
 
 def sync_words(args, method):
-    return ["--sync", method, "--sync-every", args.sync_every] if method in OURS_TOGETHER else []
+    outer = ["--sync-every", args.sync_every, "--sync-lr", args.sync_lr, "--sync-momentum", args.sync_momentum]
+    return ["--sync", method, *outer] if method in OURS_TOGETHER else []
 
 
 def speed_words(args, folder, method):
@@ -489,7 +490,8 @@ def sizes(args):
     """What is trained, for the result."""
     config = gpt.GPTConfig(args.vocab_size, args.seq_len, args.n_layer, args.n_head, args.n_embd, 0.0)
     return {"parameters": config.parameters(), "gradient_mb": 4e-6 * config.parameters(), "machines": args.machines,
-            "step_tokens": args.batch_size * args.seq_len, "sync_every": args.sync_every, "threads": 1}
+            "step_tokens": args.batch_size * args.seq_len, "sync_every": args.sync_every, "sync_lr": args.sync_lr,
+            "sync_momentum": args.sync_momentum, "threads": 1}
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
@@ -653,6 +655,9 @@ def build_parser():
     parser.add_argument("--corpus", type=existing_file, nargs="+", metavar="FICHERO",
                         help="textos que se añaden a la muestra incluida")
     parser.add_argument("--lr", type=float, default=1e-3, help="tasa de aprendizaje de --quality (por defecto: 0.001)")
+    for name, value, what in (("sync-lr", SYNC_LR, "tasa"), ("sync-momentum", SYNC_MOMENTUM, "inercia")):
+        parser.add_argument(f"--{name}", type=float, default=value, metavar="X",
+                            help=f"{what} de los acuerdos de diloco (por defecto: {value})")
     parser.add_argument("--speeds", type=existing_file, metavar="FICHERO",
                         help="resultado anterior (--json) del que --quality toma los tokens/s de --at")
     parser.add_argument("--at", default="50", metavar="RED", help="red de --speeds (por defecto: 50)")

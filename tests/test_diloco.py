@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from aura import diloco
 from aura.clock import Clock
 from aura.diloco import BLOCK, DiLoCo, pack, unpack
 from tests.support import run_ranks
 
 RATE = 0.01  # of every process's own AdamW
 CASES = {2: (1, 3, 8, 12, 20), 3: (5,)}  # processes: steps between two agreements
+OUTER = {12: (0.9, 0.5)}  # steps between two agreements: rate and momentum of these, where not as published
 
 GROUP = """
 import importlib, sys
@@ -70,7 +70,7 @@ def advance(synced, step, last=False):
 def train(dist, every):
     """{"agreed": [steps, weights] after each step, "before": this rank's own before the last agreement, "after"}."""
     module, agreed = layers(), []
-    optimizer, synced = adamw(module.parameters()), DiLoCo(dist, module, every)
+    optimizer, synced = adamw(module.parameters()), DiLoCo(dist, module, every, *OUTER.get(every, ()))
     assert sorted(synced.due.values()) == list(range(min(8, every)))
     for step in range(1, steps_of(every) + 1):
         moves = gradient(flat(module), dist.rank, step).split([p.numel() for p in module.parameters()])
@@ -89,13 +89,11 @@ def drift(dist):
     module = torch.nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         module.weight.zero_()
-    diloco.OUTER_LR, diloco.OUTER_MOMENTUM = 1.0, 0.0  # the agreed weights are the mean of what arrives
-    synced = DiLoCo(dist, module, 1)
+    synced = DiLoCo(dist, module, 1, lr=1.0, momentum=0.0)  # the agreed weights are the mean of what arrives
     for step in range(1, 102):
         with torch.no_grad():
             module.weight += torch.tensor([[1.0, 0.001 * (1 + dist.rank)]]) * (step <= 100)
         advance(synced, step)
-    diloco.OUTER_LR, diloco.OUTER_MOMENTUM = 0.7, 0.9
     return synced.agreed_flat
 
 
@@ -145,7 +143,8 @@ def reference(world_size, every, steps):
     inner = [adamw([weights]) for weights in local]
     places = [slice(len(start) * i // fragments, len(start) * (i + 1) // fragments) for i in range(fragments)]
     agreed = [torch.nn.Parameter(start[place].double()) for place in places]
-    outer = [torch.optim.SGD([part], lr=0.7, momentum=0.9, nesterov=True) for part in agreed]
+    lr, momentum = OUTER.get(every, (0.7, 0.9))
+    outer = [torch.optim.SGD([part], lr=lr, momentum=momentum, nesterov=True) for part in agreed]
     owed = [[torch.zeros_like(part) for part in agreed] for _ in local]
     away, after = None, []
     for step in range(1, steps):

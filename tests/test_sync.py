@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura import checkpoint, distributed, loop, optim, pretrain, tokens
+from aura import checkpoint, distributed, loop, optim, pretrain, sync, tokens
 from aura.cli import Parser, add_distributed
 from aura.distributed import Session
 from aura.ema import Average
@@ -66,7 +66,8 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
     keeper = checkpoint.Checkpointer(folder / name, dist, keep=9, constants=CONSTANTS, background=True)
     loader = tokens.TokenLoader([folder / "train-00000.bin"], 8, WINDOWS // ACCUM // dist.world_size, vocab_size=65,
                                 seed=7, rank=dist.rank, world_size=dist.world_size, grad_accum=ACCUM)
-    args = SimpleNamespace(sync=method, sync_every=every, resume="auto", grad_accum=ACCUM)
+    args = SimpleNamespace(sync=method, sync_every=every, sync_lr=sync.SYNC_LR, sync_momentum=sync.SYNC_MOMENTUM,
+                           resume="auto", grad_accum=ACCUM)
     policy = loop.Policy(**{"max_steps": STEPS, "micro_tokens": WINDOWS * 8 // ACCUM // dist.world_size,
                             "grad_accum": ACCUM, "log_interval": 1, "checkpoint_freq": CUT, **policy})
 
@@ -338,6 +339,8 @@ def test_the_script_ends_when_a_rank_has_nothing_but_nans_and_hands_out_the_agre
     (["--sync", "dilocco"], ["--sync", "'dilocco'", "¿quiso decir 'diloco'?"]),
     (["--sync-every", "0"], ["--sync-every", "0", "desde 1"]),
     (["--sync-every", "diez"], ["--sync-every", "'diez'"]),
+    (["--sync-lr", "0"], ["--sync-lr", "0", "mayor que 0"]),
+    (["--sync-momentum", "1"], ["--sync-momentum", "1", "0.999"]),
 ])
 def test_bad_input_is_one_line_with_the_way_out(words, pieces):
     parser = Parser()
