@@ -397,6 +397,10 @@ def _require_all(peers, place, timeout):
 def _require_same(peers):
     """Raise UserError that names the arguments in which processes differ: what was typed on each machine by hand, and
     would train something else on each or leave one waiting for another."""
+    others = [rank for rank, peer in peers.items() if "arguments" not in peer]
+    if others:
+        raise UserError(f"el rango {others[0]} tiene una versión anterior de este programa: actualícelo en todas las "
+                        "máquinas (git rev-parse HEAD ha de dar lo mismo)")
     first, differing = peers[0]["arguments"], {}
     for rank, peer in sorted(peers.items()):
         for name in first.keys() | peer["arguments"].keys():

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from aura import backend, distributed
+from aura.errors import UserError
 from tests.support import ROOT, free_port, ranks, run, run_ranks
 
 DOCTOR = ROOT / "test_ddp.py"
@@ -52,6 +53,11 @@ def test_processes_started_with_different_options_say_so_and_end(tmp_path):
         assert code == 2 and "Traceback" not in output and "entra" not in output
         assert "--lr es 0.001 en el rango 0 y 0.002 en el rango 1; --sync-every es 56 en el rango 0 y 57 en" in output
         assert output.count("lance todos los procesos con las mismas opciones") == 1 and "log-dir" not in output
+
+
+def test_an_older_program_on_another_machine_is_named():
+    with pytest.raises(UserError, match="el rango 1 tiene una versión anterior de este programa"):
+        distributed._require_same({0: {"host": "uno", "arguments": {}}, 1: {"host": "dos"}})
 
 
 def test_nccl_that_is_not_there_falls_back_together(tmp_path):
