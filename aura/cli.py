@@ -203,8 +203,7 @@ def add_distributed(parser, strategy=False):
     group.add_argument("--sync-lr", type=number(float, above=0, high=10), default=SYNC_LR, metavar="TASA",
                        help="con diloco, qué parte del avance medio se toma en cada acuerdo")
     group.add_argument("--sync-momentum", type=number(float, low=0, high=0.999), default=SYNC_MOMENTUM, metavar="M",
-                       help="con diloco, inercia de los acuerdos; en entrenamientos de pocos conviene menos (la guía "
-                            "docs/wsl2.md dice cuánto)")
+                       help="con diloco, inercia de los acuerdos; si van a ser pocos conviene menos (vea docs/wsl2.md)")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")

@@ -125,19 +125,13 @@ __global__ void __launch_bounds__(kThreads)
     if (brings) statistics[(stage ^ 1) * kQueries + threadIdx.x] = next;  // its last readers are a barrier behind
   }
 
-  float k_factor[2], v_factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const bool seen = key + lane / 4 + 8 * r < place.keys;
-    k_factor[r] = seen ? problem.scale : 0.0f;
-    v_factor[r] = seen ? problem.keep : 0.0f;
-  }
+  const KeyFactors factors(problem, place, key + lane / 4);
   // Nobody but this warp has read its 16 rows of either tile.
   __syncwarp();
   const int mine = warp * tile_bytes<kWidth>(16);
-  write_rows<Type, kWidth>(dk, k_factor, k + mine, row_of(gradients.dk, place, key), gradients.dk.strides.row,
+  write_rows<Type, kWidth>(dk, factors.k, k + mine, row_of(gradients.dk, place, key), gradients.dk.strides.row,
                            rows - key);
-  write_rows<Type, kWidth>(dv, v_factor, v + mine, row_of(gradients.dv, place, key), gradients.dv.strides.row,
+  write_rows<Type, kWidth>(dv, factors.v, v + mine, row_of(gradients.dv, place, key), gradients.dv.strides.row,
                            rows - key);
 }
 
@@ -153,18 +147,15 @@ __device__ __forceinline__ void weigh_by_query(const Problem& problem, const Pla
                                                const float (&scores)[kKeys / 8][4], float (&dscores)[kKeys / 8][4]) {
   const float scale = problem.scale * kLog2E;
   using Kept = KeptByQuery<kKeys>;
-  [[maybe_unused]] uint32_t columns = 0;
   [[maybe_unused]] Kept kept;
   if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
 #pragma unroll
   for (int n = 0; n < kKeys / 8; ++n) {
-    if constexpr (kDrop) columns = kept.columns(n);
+    if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float gradient = dscores[n][i];
-      if constexpr (kDrop) gradient = Kept::kept(columns, i) ? gradient * problem.keep : 0.0f;
       const float weight = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
-      dscores[n][i] = weight * (gradient - statistics[i / 2].delta);
+      dscores[n][i] = weight * (dscores[n][i] - statistics[i / 2].delta);
     }
   }
 }

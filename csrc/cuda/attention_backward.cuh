@@ -58,6 +58,28 @@ struct WeightsByKey {
   }
 };
 
+// Dropout for dP, columns [8 n, 8 n + 8) of a lane's two rows. kept: KeptByQuery or KeptByKey.
+template <typename Kept>
+__device__ __forceinline__ void drop_gradients(const Kept& kept, int n, float keep, float (&gradients)[4]) {
+  const uint32_t columns = kept.columns(n);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) gradients[i] = kept.kept(columns, i) ? gradients[i] * keep : 0.0f;
+}
+
+// What dk and dv of a lane's two keys, the first of them `key`, are multiplied by; 0 for keys that nobody sees.
+struct KeyFactors {
+  float k[2], v[2];
+
+  __device__ __forceinline__ KeyFactors(const Problem& problem, const Place& place, int key) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool seen = key + 8 * r < place.keys;
+      k[r] = seen ? problem.scale : 0.0f;
+      v[r] = seen ? problem.keep : 0.0f;
+    }
+  }
+};
+
 // dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem.
 const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
                            void* stream);

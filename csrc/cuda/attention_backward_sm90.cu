@@ -30,6 +30,7 @@ struct BackwardMemory {
     __syncthreads();
   }
 };
+static_assert(sizeof(BackwardMemory<128>) <= 227 << 10, "more shared memory than a block may have");
 
 template <int kWidth>
 __device__ __forceinline__ void bring_held(const CUtensorMap& first, const CUtensorMap& second, const Place& place,
@@ -126,12 +127,9 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     hold(dscores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
-      [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
+      if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (kDrop) dscores[n][i] = kept.kept(columns, i) ? dscores[n][i] * problem.keep : 0.0f;
-        dscores[n][i] = by_key.dscore(n, i, scores[n][i], dscores[n][i]);
-      }
+      for (int i = 0; i < 4; ++i) dscores[n][i] = by_key.dscore(n, i, scores[n][i], dscores[n][i]);
       round_to<Type>(differences[n / 2], n % 2, dscores[n]);
     }
     hold(differences);
@@ -145,17 +143,11 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     memory.ring.release(tile);
   }
 
-  float k_factor[2], v_factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const bool seen = key + lane / 4 + 8 * r < place.keys;
-    k_factor[r] = seen ? problem.scale : 0.0f;
-    v_factor[r] = seen ? problem.keep : 0.0f;
-  }
+  const KeyFactors factors(problem, place, key + lane / 4);
   sync_group(group);  // its keys and values are scratch memory now
-  write_rows<Type, kWidth>(dk, k_factor, scratch_of_warp<kWidth>(k), row_of(gradients.dk, place, key),
+  write_rows<Type, kWidth>(dk, factors.k, scratch_of_warp<kWidth>(k), row_of(gradients.dk, place, key),
                            gradients.dk.strides.row, rows - key);
-  write_rows<Type, kWidth>(dv, v_factor, scratch_of_warp<kWidth>(v), row_of(gradients.dv, place, key),
+  write_rows<Type, kWidth>(dv, factors.v, scratch_of_warp<kWidth>(v), row_of(gradients.dv, place, key),
                            gradients.dv.strides.row, rows - key);
 }
 
@@ -219,12 +211,9 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
   const auto differentiate = [&]([[maybe_unused]] const KeptByQuery<kTileRows>& kept) {
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
-      [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
+      if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (kDrop) dscores[n][i] = kept.kept(columns, i) ? dscores[n][i] * problem.keep : 0.0f;
-        dscores[n][i] = scores[n][i] * (dscores[n][i] - statistics[i / 2].delta);
-      }
+      for (int i = 0; i < 4; ++i) dscores[n][i] = scores[n][i] * (dscores[n][i] - statistics[i / 2].delta);
     }
   };
 

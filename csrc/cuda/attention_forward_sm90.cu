@@ -21,6 +21,7 @@ struct ForwardMemory {
   Barrier queries_here;
   Ring<kStages> keys_ring, values_ring;
 };
+static_assert(sizeof(ForwardMemory<128>) <= 227 << 10, "more shared memory than a block may have");
 
 template <int kWidth>
 __device__ __forceinline__ void bring_tiles(const Maps& maps, const Place& place, int tiles,
