@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura import checkpoint, distributed, loop, optim, pretrain, sync, tokens
+from aura import checkpoint, distributed, loop, optim, pretrain, tokens
 from aura.cli import Parser, add_distributed
 from aura.distributed import Session
 from aura.ema import Average
@@ -66,7 +66,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
     keeper = checkpoint.Checkpointer(folder / name, dist, keep=9, constants=CONSTANTS, background=True)
     loader = tokens.TokenLoader([folder / "train-00000.bin"], 8, WINDOWS // ACCUM // dist.world_size, vocab_size=65,
                                 seed=7, rank=dist.rank, world_size=dist.world_size, grad_accum=ACCUM)
-    args = SimpleNamespace(sync=method, sync_every=every, sync_lr=sync.SYNC_LR, sync_momentum=sync.SYNC_MOMENTUM,
+    args = SimpleNamespace(sync=method, sync_every=every, sync_lr=0.75, sync_momentum=0.85,
                            resume="auto", grad_accum=ACCUM)
     policy = loop.Policy(**{"max_steps": STEPS, "micro_tokens": WINDOWS * 8 // ACCUM // dist.world_size,
                             "grad_accum": ACCUM, "log_interval": 1, "checkpoint_freq": CUT, **policy})
@@ -92,6 +92,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
     fault = progress = stopped = None
     with loader, contextlib.redirect_stdout(output):
         synced = pretrain.make_sync(args, dist, model, next_token_loss, precision, None)
+        assert synced.method != "diloco" or (synced.outer_lr, synced.outer_momentum) == (0.75, 0.85)
         progress = pretrain.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
                                    synced=synced)
         pretrain.synchronise(dist, model, synced)
