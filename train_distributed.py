@@ -169,8 +169,8 @@ def train(args, dist, task, clock):
     checkpointer.require_room(checkpoint.state_bytes(module, 3 if args.ema else 2))
     dist.shard(module, optimizer, precision.dtype)
     average = Average(module, args.ema)
-    synced = pretrain.make_sync(args, dist, module, answer_loss, precision, finetune.any_batch(args, dist, task),
-                                unit="muestras")
+    synced = pretrain.make_sync(args, dist, module, steps, answer_loss, precision,
+                                finetune.any_batch(args, dist, task), unit="muestras")
     progress = pretrain.resume(args, dist, checkpointer, module, optimizer, precision, loader, average=average,
                                synced=synced)
     first = progress.step

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
-from aura.sync import METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
+from aura.sync import FEW_AGREEMENTS, FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
 
 class _Bad(str):
@@ -200,10 +200,12 @@ def add_distributed(parser, strategy=False):
                             "varias lo más rápido según se mide al empezar")
     group.add_argument("--sync-every", type=number(int, low=1, high=1_000_000), default=SYNC_EVERY, metavar="PASOS",
                        help="con diloco, pasos de cada proceso entre dos acuerdos")
-    group.add_argument("--sync-lr", type=number(float, above=0, high=10), default=SYNC_LR, metavar="TASA",
-                       help="con diloco, qué parte del avance medio se toma en cada acuerdo")
-    group.add_argument("--sync-momentum", type=number(float, low=0, high=0.999), default=SYNC_MOMENTUM, metavar="M",
-                       help="con diloco, inercia de los acuerdos; si van a ser pocos conviene menos (vea docs/wsl2.md)")
+    group.add_argument("--sync-lr", type=number(float, above=0, high=10), metavar="TASA",
+                       help="con diloco, qué parte del avance medio se toma en cada acuerdo (por defecto: "
+                            f"{SYNC_LR}, o {FEW_LR} si en todo el entrenamiento hay menos de {FEW_AGREEMENTS})")
+    group.add_argument("--sync-momentum", type=number(float, low=0, high=0.999), metavar="M",
+                       help=f"con diloco, inercia de los acuerdos (por defecto: {SYNC_MOMENTUM}, o {FEW_MOMENTUM} si "
+                            f"hay menos de {FEW_AGREEMENTS})")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")

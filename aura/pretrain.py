@@ -346,11 +346,11 @@ def _require_same(state, checkpointer):
                         ) from problem
 
 
-def make_sync(args, dist, module, loss_fn, precision, batch, unit="tokens"):
-    """The sync.Exact or diloco.DiLoCo that the arguments ask for, to be called on all ranks. batch: a micro-batch of
-    any content, for --sync auto to time. unit: Spanish for what loss_fn counts."""
-    return sync.make(args, dist, module, lambda: pace.found(dist, module, loss_fn, batch, precision, args.grad_accum,
-                                                            args.sync_every, unit))
+def make_sync(args, dist, module, steps, loss_fn, precision, batch, unit="tokens"):
+    """The sync.Exact or diloco.DiLoCo that the arguments ask for in a run of so many steps, to be called on all ranks.
+    batch: a micro-batch of any content, for --sync auto to time. unit: Spanish for what loss_fn counts."""
+    return sync.make(args, dist, module, steps, lambda: pace.found(dist, module, loss_fn, batch, precision,
+                                                                   args.grad_accum, args.sync_every, unit))
 
 
 def synchronise(dist, module, synced):
@@ -400,7 +400,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         checkpointer.require_room(state_bytes(module, 3 if args.ema else 2))
         dist.shard(module, optimizer, precision.dtype)
         average = Average(module, args.ema)
-        synced = make_sync(args, dist, module, loss_fn, precision,
+        synced = make_sync(args, dist, module, steps, loss_fn, precision,
                            torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device))
         progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
         synchronise(dist, module, synced)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 METHODS = ("ddp", "fp16", "diloco")
 SYNC_EVERY = 56  # over two machines 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
+# With fewer agreements than that in a run the published momentum costs more than it earns: see docs/wsl2.md.
+FEW_AGREEMENTS, FEW_LR, FEW_MOMENTUM = 100, 0.9, 0.5
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,9 @@ class Exact:
         self.kept = own
 
 
-def make(args, dist, module, measure):
-    """The sync that the arguments ask for. measure() -> (name, lines): for auto on several machines, called on all
-    ranks, the method to take and what to print."""
+def make(args, dist, module, steps, measure):
+    """The sync that the arguments ask for, in a run of so many steps. measure() -> (name, lines): for auto on several
+    machines, called on all ranks, the method to take and what to print."""
     if not dist.grouped or dist.world_size == 1 or dist.sharded:
         return Exact(dist)
     method = args.sync
@@ -108,12 +110,22 @@ def make(args, dist, module, measure):
     if method == "diloco":
         from aura.diloco import DiLoCo
 
-        dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos; "
-                   "se validan y se guardan los pesos acordados.")
-        return DiLoCo(dist, module, args.sync_every, args.sync_lr, args.sync_momentum)
+        lr, momentum = outer_step(args, steps)
+        dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
+                   f"{steps // args.sync_every} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
+                   f"{momentum:g}); se validan y se guardan los pesos acordados.")
+        return DiLoCo(dist, module, args.sync_every, lr, momentum)
     if method == "fp16":
         dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
     return Exact(dist, method)
+
+
+def outer_step(args, steps):
+    """(learning rate, momentum) of diloco's agreements in a run of so many steps; what the arguments give wins."""
+    few = steps < FEW_AGREEMENTS * args.sync_every
+    lr, momentum = (FEW_LR, FEW_MOMENTUM) if few else (SYNC_LR, SYNC_MOMENTUM)
+    return (lr if args.sync_lr is None else args.sync_lr,
+            momentum if args.sync_momentum is None else args.sync_momentum)
 
 
 def name_run(dist):

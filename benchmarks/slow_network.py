@@ -44,7 +44,7 @@ from aura import corpus, dataset, report  # noqa: E402
 from aura.diloco import FRAGMENTS  # noqa: E402
 from aura.models import gpt  # noqa: E402
 from aura.pace import TIE  # noqa: E402
-from aura.sync import SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM  # noqa: E402
+from aura.sync import SYNC_EVERY  # noqa: E402
 from tests.hosts import PORT, Switch, ip, limits_work  # noqa: E402
 from tests.support import free_port  # noqa: E402
 
@@ -452,8 +452,9 @@ def model_words(args, folder):
 
 
 def sync_words(args, method):
-    outer = ["--sync-every", args.sync_every, "--sync-lr", args.sync_lr, "--sync-momentum", args.sync_momentum]
-    return ["--sync", method, *outer] if method in OURS_TOGETHER else []
+    outer = {"--sync-every": args.sync_every, "--sync-lr": args.sync_lr, "--sync-momentum": args.sync_momentum}
+    given = [word for name, value in outer.items() if value is not None for word in (name, value)]
+    return ["--sync", method, *given] if method in OURS_TOGETHER else []
 
 
 def speed_words(args, folder, method):
@@ -655,9 +656,9 @@ def build_parser():
     parser.add_argument("--corpus", type=existing_file, nargs="+", metavar="FICHERO",
                         help="textos que se añaden a la muestra incluida")
     parser.add_argument("--lr", type=float, default=1e-3, help="tasa de aprendizaje de --quality (por defecto: 0.001)")
-    for name, value, what in (("sync-lr", SYNC_LR, "tasa"), ("sync-momentum", SYNC_MOMENTUM, "inercia")):
-        parser.add_argument(f"--{name}", type=float, default=value, metavar="X",
-                            help=f"{what} de los acuerdos de diloco (por defecto: {value})")
+    for name, what in (("sync-lr", "tasa"), ("sync-momentum", "inercia")):
+        parser.add_argument(f"--{name}", type=float, metavar="X",
+                            help=f"{what} de los acuerdos de diloco (por defecto: la de los scripts)")
     parser.add_argument("--speeds", type=existing_file, metavar="FICHERO",
                         help="resultado anterior (--json) del que --quality toma los tokens/s de --at")
     parser.add_argument("--at", default="50", metavar="RED", help="red de --speeds (por defecto: 50)")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura import checkpoint, distributed, loop, optim, pretrain, tokens
+from aura import checkpoint, distributed, loop, optim, pretrain, sync, tokens
 from aura.cli import Parser, add_distributed
 from aura.distributed import Session
 from aura.ema import Average
@@ -91,7 +91,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
 
     fault = progress = stopped = None
     with loader, contextlib.redirect_stdout(output):
-        synced = pretrain.make_sync(args, dist, model, next_token_loss, precision, None)
+        synced = pretrain.make_sync(args, dist, model, policy.max_steps, next_token_loss, precision, None)
         assert synced.method != "diloco" or (synced.outer_lr, synced.outer_momentum) == (0.75, 0.85)
         progress = pretrain.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
                                    synced=synced)
@@ -327,7 +327,9 @@ def test_the_script_ends_when_a_rank_has_nothing_but_nans_and_hands_out_the_agre
         assert code == 3 and "Traceback" not in output, output
         assert "paso 9 (pérdida o gradiente no finitos en el rango 1) por 3.ª vez" in output
         assert "último punto de control: checkpoints/ckpt-00000005.pt" in output
-    assert "AVISO, paso 7" in outputs[0][1] and "Sincronización diloco: cada proceso da 10 pasos" in outputs[0][1]
+    assert "AVISO, paso 7" in outputs[0][1]
+    assert "cada proceso da 10 pasos por su cuenta entre dos acuerdos, 2 en todo el" in outputs[0][1]
+    assert "(--sync-lr 0.9 --sync-momentum 0.5)" in outputs[0][1]
 
     for code, output in run_ranks([*command, "--max-steps", 5, "--output", "otra.pth"], [tmp_path] * 2):
         assert code == 0, output
@@ -349,6 +351,19 @@ def test_bad_input_is_one_line_with_the_way_out(words, pieces):
     with pytest.raises(UserError) as problem:
         parser.parse_args(words)
     assert all(piece in str(problem.value) for piece in pieces) and "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("words, steps, expected", [
+    ([], 5599, (0.9, 0.5)),
+    ([], 5600, (0.7, 0.9)),
+    (["--sync-every", "10"], 1000, (0.7, 0.9)),
+    (["--sync-lr", "0.3"], 5599, (0.3, 0.5)),
+    (["--sync-momentum", "0"], 10**6, (0.7, 0.0)),
+])
+def test_few_agreements_take_less_momentum(words, steps, expected):
+    parser = Parser()
+    add_distributed(parser)
+    assert sync.outer_step(parser.parse_args(words), steps) == expected
 
 
 @pytest.mark.parametrize("method", ["fp16", "diloco"])
