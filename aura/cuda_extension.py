@@ -1,6 +1,7 @@
 """The CUDA kernels: a library of their own, which nvcc builds for the card that is here when they are first asked for.
 
-    CUDA_HOME=DIR     the CUDA toolkit to build with (default: that of the nvcc in PATH, else /usr/local/cuda)
+    CUDA_HOME=DIR           the CUDA toolkit to build with (default: that of the nvcc in PATH, else /usr/local/cuda)
+    AURA_CUDA_ISA=sm_80     attention with the instructions that all cards have, where the card has Hopper's too
 
 The operators are the extension's: it is handed the library's table of kernels, and without it knows the CPU alone. So
 what fails here takes nothing away from a run on the CPU.
@@ -15,17 +16,23 @@ from pathlib import Path
 import torch
 
 from aura import extension
+from aura.errors import UserError
 from aura.extension import CSRC, Unavailable, escaped, quoted
 
 LEAST_CAPABILITY = (8, 0)  # Ampere: mma.sync of bfloat16, cp.async
 OUTPUT = "cuda.so"
+ISA, LEAST_ISA = "AURA_CUDA_ISA", "sm_80"
 
 _loaded = None  # the library: it must not be unloaded
 
 
 def load():
-    """Build and load the kernels for the current card, if need be. Raises Unavailable, with the reason."""
+    """Build and load the kernels for the current card, if need be. Raises Unavailable, with the reason, and UserError
+    if AURA_CUDA_ISA asks for what there is not."""
     global _loaded
+    asked = os.environ.get(ISA) or LEAST_ISA
+    if asked != LEAST_ISA:
+        raise UserError(f"{ISA}={asked!r}: se espera {LEAST_ISA}; sin esa variable se usa lo mejor de cada tarjeta")
     if _loaded:
         return
     rules, key = _plan()

@@ -64,6 +64,12 @@ def test_without_a_card_fused_says_so_and_nothing_else_is_lost():
         assert ops.describe(torch.device("cuda")).startswith("atención: scaled_dot_product_attention de torch")
 
 
+def test_instructions_that_are_none_are_said(monkeypatch):
+    monkeypatch.setenv("AURA_CUDA_ISA", "sm_89")
+    with pytest.raises(UserError, match="AURA_CUDA_ISA='sm_89': se espera sm_80"):
+        ops.use("fused", "cuda")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_what_goes_to_our_kernels(monkeypatch, dtype):
     """By tensors without memory: on a GPU every operation but attention takes these dtypes."""
