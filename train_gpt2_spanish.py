@@ -19,12 +19,15 @@ from aura.models import gpt
 # What a preset decides besides the model's sizes (aura/models/gpt.py). Learning rates: Brown et al. 2020, table 2.1,
 # for the published sizes; found by trial on the built-in sample for demo, where twice the rate with a third of the
 # warm-up made training chaotic: a rounding error grew to 0.05 in the loss within 50 steps, and the loss was higher.
+# The second moment should remember as many tokens whatever a step has (Marek et al. 2025, arXiv:2507.07101): GPT-3's
+# beta2 of 0.95 is for steps of half a million and more, and forgets too soon those of a thousand times fewer.
 RECIPES = {
-    "demo": {"batch_size": 4, "grad_accum": 1, "lr": 1e-3, "warmup_ratio": 0.1, "max_steps": 1200, "epochs": 1},
-    "gpt2": {"batch_size": 8, "grad_accum": 4, "lr": 6e-4, "warmup_ratio": 0.03, "epochs": 1},
-    "gpt2-medium": {"batch_size": 4, "grad_accum": 8, "lr": 3e-4, "warmup_ratio": 0.03, "epochs": 1},
-    "gpt2-large": {"batch_size": 2, "grad_accum": 16, "lr": 2.5e-4, "warmup_ratio": 0.03, "epochs": 1},
-    "gpt2-xl": {"batch_size": 1, "grad_accum": 32, "lr": 2e-4, "warmup_ratio": 0.03, "epochs": 1},
+    "demo": {"batch_size": 4, "grad_accum": 1, "lr": 1e-3, "beta2": 0.99, "warmup_ratio": 0.1, "max_steps": 1200,
+             "epochs": 1},
+    "gpt2": {"batch_size": 8, "grad_accum": 4, "lr": 6e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
+    "gpt2-medium": {"batch_size": 4, "grad_accum": 8, "lr": 3e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
+    "gpt2-large": {"batch_size": 2, "grad_accum": 16, "lr": 2.5e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
+    "gpt2-xl": {"batch_size": 1, "grad_accum": 32, "lr": 2e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
 }
 
 
@@ -39,7 +42,9 @@ def build_parser():
     model.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
     model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
     cli.add_data(parser)
-    cli.add_training(parser)
+    training = cli.add_training(parser)
+    training.add_argument("--beta2", type=cli.number(float, low=0, high=0.99999),
+                          help="parte del segundo momento de AdamW que conserva cada paso; más, con pocos tokens")
     cli.add_logging(parser)
     cli.add_samples(parser)
     cli.add_checkpoints(parser, output="./gpt2_spanish.pth")
@@ -83,7 +88,7 @@ def main():
         pretrain.require_memory(config, dist.device, dist.shards)
         ops.use(args.attention, dist.device)
         model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
-        optimizer = optim.adamw(model, args.lr, args.weight_decay)
+        optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 
         def schedule(step, steps):
             return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,

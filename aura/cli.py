@@ -241,7 +241,7 @@ def add_data(parser):
 
 
 def add_training(parser):
-    """Arguments of the recipe; None means that the preset decides."""
+    """Arguments of the recipe; None means that the preset decides. Returns their group, for those of one script."""
     group = parser.add_argument_group("entrenamiento (lo que no se indica lo decide el preset)")
     group.add_argument("--epochs", type=number(int, low=1), help="vueltas al corpus")
     group.add_argument("--max-steps", type=number(int, low=1), metavar="N", help="pasos; manda sobre --epochs")
@@ -267,6 +267,7 @@ def add_training(parser):
     group.add_argument("--compile", action="store_true", help="usa torch.compile")
     group.add_argument("--nan-policy", type=choice("restart", "skip", "stop"), default="restart",
                        help="ante un NaN: restart (restaura los pesos), skip (salta el paso) o stop (para)")
+    return group
 
 
 def add_logging(parser):

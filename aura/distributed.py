@@ -34,9 +34,9 @@ SAME_EVERYWHERE = (
     "preset", "n_layer", "n_head", "n_embd", "n_ff", "h_cycles", "l_cycles", "segments", "seq_len", "dropout",
     "ponder_price", "reinject", "document_attention", "vocab_size", "max_len", "doc_stride", "question_len", "padding",
     "max_train_examples", "max_val_examples", "batch_size", "grad_accum", "epochs", "max_steps", "lr", "min_lr_ratio",
-    "weight_decay", "warmup_ratio", "warmup_steps", "schedule", "optimizer", "grad_clip", "ema", "seed", "nan_policy",
-    "eval_interval", "eval_windows", "checkpoint_freq", "strategy", "fsdp", "sync", "sync_every", "sync_lr",
-    "sync_momentum")
+    "beta2", "weight_decay", "warmup_ratio", "warmup_steps", "schedule", "optimizer", "grad_clip", "ema", "seed",
+    "nan_policy", "eval_interval", "eval_windows", "checkpoint_freq", "strategy", "fsdp", "sync", "sync_every",
+    "sync_lr", "sync_momentum")
 FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
 
 

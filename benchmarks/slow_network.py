@@ -55,7 +55,7 @@ OURS_TOGETHER = ("ddp", "fp16", "diloco", "auto")
 METHODS = (ONE, CONTROL, *OURS_TOGETHER, TORCH_DDP, TORCH_LOCAL)
 IN_ROUNDS = ("diloco", TORCH_LOCAL)  # exchange once in --sync-every steps
 TITLES = {ONE: "una máquina", CONTROL: "sin intercambio"}
-SEED, SPEED_LR = 1234, 5e-4
+SEED, SPEED_LR, BETA2 = 1234, 5e-4, 0.95
 CHECKED, TOLERANCE = 4, 1e-4  # steps whose losses must agree, and how well
 WARM_S = 3.0  # not measured: that long, and of a round of steps the first fragment
 LEAST_STEPS = 2
@@ -447,8 +447,8 @@ def summary(rows, rates, args):
 def model_words(args, folder):
     return ["--preset", "demo", "--n-layer", args.n_layer, "--n-embd", args.n_embd, "--n-head", args.n_head,
             "--seq-len", args.seq_len, "--batch-size", args.batch_size, "--grad-accum", 1, "--dropout", 0,
-            "--precision", "fp32", "--data-dir", folder / "Data", "--resume", "none", "--checkpoint-freq", 0,
-            "--sample-length", 0]
+            "--precision", "fp32", "--beta2", BETA2, "--data-dir", folder / "Data", "--resume", "none",
+            "--checkpoint-freq", 0, "--sample-length", 0]
 
 
 def sync_words(args, method):

@@ -85,7 +85,8 @@ def peer(name, every, words):
     ops.use(args.attention)
     module = gpt.GPT(dataclasses.replace(config, vocab_size=data.vocab_size)).init_weights(args.seed).train()
     loader, _ = pretrain.make_loaders(args, place, data)
-    model, optimizer = module, optim.adamw(module, args.lr, args.weight_decay)
+    betas = optim.BETAS[0], args.beta2
+    model, optimizer = module, optim.adamw(module, args.lr, args.weight_decay, betas)
     if name == TORCH_DDP:
         model = torch.nn.parallel.DistributedDataParallel(module)
     else:

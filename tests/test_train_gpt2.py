@@ -52,6 +52,14 @@ def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
     assert code == 0 and "'libro', los últimos preparados" in output
 
 
+def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book, tmp_path):
+    for step, options, expected in ((1, [], 0.99), (2, ["--beta2", "0.5"], 0.5)):
+        code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options)
+        assert code == 0, output
+        groups = weights(tmp_path / "checkpoints" / f"ckpt-{step:08d}.pt")["optimizer"]["param_groups"]
+        assert [tuple(group["betas"]) for group in groups] == [(0.9, expected)] * 2
+
+
 def test_signal_and_the_same_command_again_equal_an_uninterrupted_run(book, tmp_path, number=signal.SIGUSR1):
     whole, cut = tmp_path / "a", tmp_path / "b"
     whole.mkdir()
@@ -201,6 +209,7 @@ def test_torchrun_with_nccl_asked_for_falls_back(book, tmp_path):
     (["--tokenizer", "falta.model"], ["falta.model", "--tokenizer"]),
     (["--resume", "falta.pt"], ["falta.pt", "--resume"]),
     (["--vocab-size", "20"], ["--vocab-size 20"]),
+    (["--beta2", "1"], ["--beta2", "1", "0.99999"]),
     (["--vocab-size", str(2**40)], [f"--vocab-size {2**40}"]),
     (["--n-embd", "4000000"], ["GB", "--n-embd"]),
     (["--dataset-name", ""], ["--dataset-name", "''"]),
