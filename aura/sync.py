@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 METHODS = ("ddp", "fp16", "diloco")
 SYNC_EVERY = 56  # over two machines 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
-# With fewer agreements than that in a run the published momentum costs more than it earns: see docs/wsl2.md.
+# In a run of fewer agreements the published momentum costs more than it earns: measured at 26 (docs/wsl2.md), not where
+# that ends.
 FEW_AGREEMENTS, FEW_LR, FEW_MOMENTUM = 100, 0.9, 0.5
 
 

@@ -44,7 +44,7 @@ from aura import corpus, dataset, report  # noqa: E402
 from aura.diloco import FRAGMENTS  # noqa: E402
 from aura.models import gpt  # noqa: E402
 from aura.pace import TIE  # noqa: E402
-from aura.sync import SYNC_EVERY  # noqa: E402
+from aura.sync import SYNC_EVERY, outer_step  # noqa: E402
 from tests.hosts import PORT, Switch, ip, limits_work  # noqa: E402
 from tests.support import free_port  # noqa: E402
 
@@ -56,6 +56,7 @@ METHODS = (ONE, CONTROL, *OURS_TOGETHER, TORCH_DDP, TORCH_LOCAL)
 IN_ROUNDS = ("diloco", TORCH_LOCAL)  # exchange once in --sync-every steps
 TITLES = {ONE: "una máquina", CONTROL: "sin intercambio"}
 SEED, SPEED_LR, BETA2 = 1234, 5e-4, 0.95
+ENDLESS = 10**6  # steps of a run that is killed
 CHECKED, TOLERANCE = 4, 1e-4  # steps whose losses must agree, and how well
 WARM_S = 3.0  # not measured: that long, and of a round of steps the first fragment
 LEAST_STEPS = 2
@@ -460,7 +461,7 @@ def sync_words(args, method):
 def speed_words(args, folder, method):
     """Of a run that goes on until it is killed, at one rate and without evaluations."""
     return [*model_words(args, folder), "--lr", SPEED_LR, "--min-lr-ratio", 1, "--warmup-ratio", 0, "--seed", SEED,
-            "--max-steps", 10**6, "--eval-interval", 10**6, "--eval-windows", 1, *sync_words(args, method)]
+            "--max-steps", ENDLESS, "--eval-interval", ENDLESS, "--eval-windows", 1, *sync_words(args, method)]
 
 
 def quality_words(args, folder, method, seed, steps):
@@ -490,9 +491,11 @@ def prepare(args, folder):
 def sizes(args):
     """What is trained, for the result."""
     config = gpt.GPTConfig(args.vocab_size, args.seq_len, args.n_layer, args.n_head, args.n_embd, 0.0)
+    tokens = args.batch_size * args.seq_len
+    lr, momentum = outer_step(args, args.tokens // (tokens * args.machines) if args.quality else ENDLESS)
     return {"parameters": config.parameters(), "gradient_mb": 4e-6 * config.parameters(), "machines": args.machines,
-            "step_tokens": args.batch_size * args.seq_len, "sync_every": args.sync_every, "sync_lr": args.sync_lr,
-            "sync_momentum": args.sync_momentum, "threads": 1}
+            "step_tokens": tokens, "sync_every": args.sync_every, "sync_lr": lr, "sync_momentum": momentum,
+            "beta2": BETA2, "threads": 1}
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
