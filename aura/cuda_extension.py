@@ -61,10 +61,10 @@ def _plan():
     if capability < LEAST_CAPABILITY:
         raise Unavailable(f"{torch.cuda.get_device_name()} es de capacidad {capability[0]}.{capability[1]}, y los "
                           "núcleos de CUDA piden 8.0 o más")
-    toolkit, compiler = find_toolkit(), extension.find_compiler()
-    rules = ninja_file(toolkit, compiler, capability)
+    nvcc, compiler = find_nvcc(), extension.find_compiler()
+    rules = ninja_file(nvcc, compiler, capability)
     key = extension.digest([rules, extension.source_hash((".cu", ".cuh", ".h", ".cpp")), torch.__version__,
-                            version_of(toolkit), extension.output_of([*compiler, "--version"])])
+                            version_of(nvcc), extension.output_of([*compiler, "--version"])])
     return rules, key
 
 
@@ -74,24 +74,27 @@ def hand_over(library):
     extension.load().load_gpu_kernels(library.aura_cuda_kernels())
 
 
-def find_toolkit():
-    """The folder of a CUDA toolkit of the version torch was built with, as far as the first number goes."""
-    nvcc = shutil.which("nvcc")
+def find_nvcc():
+    """The nvcc of a CUDA toolkit of the version torch was built with, as far as the first number goes.
+
+    Nothing else of the toolkit is looked for: what stands in PATH is often a script that calls the real one, and conda
+    keeps the headers elsewhere than NVIDIA does. nvcc knows its own.
+    """
     named = os.environ.get("CUDA_HOME")
-    folder = Path(named) if named else Path(nvcc).resolve().parent.parent if nvcc else Path("/usr/local/cuda")
-    version = re.search(r"release (\d+)\.(\d+)", version_of(folder))
+    nvcc = Path(named, "bin", "nvcc") if named else Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
+    version = re.search(r"release (\d+)\.(\d+)", version_of(nvcc))
     wanted = torch.version.cuda
     if version is None:
-        raise Unavailable(f"no se encuentra nvcc en {folder} (instale el CUDA toolkit {wanted} o defina CUDA_HOME)")
+        raise Unavailable(f"no se encuentra {nvcc} (instale el CUDA toolkit {wanted} o defina CUDA_HOME)")
     if version[1] != wanted.partition(".")[0]:
-        raise Unavailable(f"nvcc es de CUDA {version[1]}.{version[2]} ({folder}) y torch de CUDA {wanted}: instale ese "
-                          "toolkit y defina CUDA_HOME")
-    return folder
+        raise Unavailable(f"{nvcc} es de CUDA {version[1]}.{version[2]} y torch de CUDA {wanted}: instale ese toolkit "
+                          "y defina CUDA_HOME")
+    return nvcc
 
 
-def version_of(toolkit):
-    """What its nvcc says of itself, "" where there is none."""
-    return extension.output_of([str(toolkit / "bin" / "nvcc"), "--version"])
+def version_of(nvcc):
+    """What it says of itself, "" where there is none."""
+    return extension.output_of([str(nvcc), "--version"])
 
 
 def architecture(capability):
@@ -100,20 +103,18 @@ def architecture(capability):
     return ["-gencode", f"arch=compute_{name},code=sm_{name}"]
 
 
-def ninja_file(toolkit, compiler, capability):
-    """How OUTPUT is built: the kernels by nvcc, what knows torch by the C++ compiler."""
-    torch_folder = extension.find_torch().folder
-    nvcc = [str(toolkit / "bin" / "nvcc"), "-ccbin", compiler[0]]
-    kernels = ["-std=c++17", "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden", *architecture(capability)]
-    plain = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", f"-I{CSRC}",
-             "-isystem", str(torch_folder / "include"), "-isystem", str(toolkit / "include")]
-    libraries = torch_folder / "lib"
+def ninja_file(nvcc, compiler, capability):
+    """How OUTPUT is built, what knows torch too: nvcc hands C++ to the compiler, with its own headers."""
+    folder = extension.find_torch().folder
+    headers, libraries = folder / "include", folder / "lib"
+    command = [str(nvcc), "-ccbin", compiler[0]]
+    every = [*command, "-std=c++17", "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
     link = ["-shared", f"-L{libraries}", f"-Xlinker=-rpath,{libraries}", "-lc10_cuda", "-lc10"]
     sources = sorted((CSRC / "cuda").glob("*.cu"))
     return "\n".join([
-        "rule kernel", f"  command = {quoted([*nvcc, *kernels])} -c $in -o $out",
-        "rule plain", f"  command = {quoted([*compiler, *plain])} -c $in -o $out",
-        "rule link", f"  command = {quoted(nvcc)} $in {quoted(link)} -o $out",
+        "rule kernel", f"  command = {quoted([*every, *architecture(capability)])} -c $in -o $out",
+        "rule plain", f"  command = {quoted([*every, '-isystem', str(headers)])} -c $in -o $out",
+        "rule link", f"  command = {quoted(command)} $in {quoted(link)} -o $out",
         *(f"build {source.stem}.o: kernel {escaped(source)}" for source in sources),
         f"build library.o: plain {escaped(CSRC / 'cuda' / 'library.cpp')}",
         f"build {OUTPUT}: link {' '.join(source.stem + '.o' for source in sources)} library.o",

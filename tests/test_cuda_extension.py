@@ -13,27 +13,31 @@ from aura.extension import Unavailable
 
 
 @pytest.fixture
-def toolkit(tmp_path, monkeypatch):
-    """A folder whose nvcc is of CUDA 13.0, named by CUDA_HOME; torch is of 13.0 too."""
+def nvcc(tmp_path, monkeypatch):
+    """An nvcc of CUDA 13.0, named by CUDA_HOME; torch is of 13.0 too."""
     nvcc = tmp_path / "con espacio" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    return nvcc.parent.parent
+    return nvcc
 
 
-def test_the_toolkit_is_that_of_torch(toolkit, monkeypatch):
-    assert cuda_extension.find_toolkit() == toolkit
+def test_the_toolkit_is_that_of_torch(nvcc, monkeypatch):
+    assert cuda_extension.find_nvcc() == nvcc
     monkeypatch.setattr(torch.version, "cuda", "13.2")  # the same first number
-    assert cuda_extension.find_toolkit() == toolkit
+    assert cuda_extension.find_nvcc() == nvcc
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.raises(Unavailable, match=r"nvcc es de CUDA 13\.0 .* y torch de CUDA 12\.8"):
-        cuda_extension.find_toolkit()
-    monkeypatch.setenv("CUDA_HOME", str(toolkit / "nada"))
-    with pytest.raises(Unavailable, match="no se encuentra nvcc en .*nada"):
-        cuda_extension.find_toolkit()
+    with pytest.raises(Unavailable, match=r"nvcc es de CUDA 13\.0 y torch de CUDA 12\.8"):
+        cuda_extension.find_nvcc()
+    monkeypatch.setenv("CUDA_HOME", str(nvcc.parent / "nada"))
+    with pytest.raises(Unavailable, match="no se encuentra .*nada/bin/nvcc"):
+        cuda_extension.find_nvcc()
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert cuda_extension.find_nvcc() == nvcc
 
 
 @pytest.mark.parametrize("capability,name", [((8, 0), "80"), ((8, 6), "86"), ((9, 0), "90a"), ((12, 0), "120")])
@@ -41,9 +45,9 @@ def test_only_for_the_card_that_is_here(capability, name):
     assert cuda_extension.architecture(capability) == ["-gencode", f"arch=compute_{name},code=sm_{name}"]
 
 
-def test_every_source_is_built_and_linked(toolkit, tmp_path):
+def test_every_source_is_built_and_linked(nvcc, tmp_path):
     """By ninja's own reading of the file, paths with spaces and all."""
-    rules = cuda_extension.ninja_file(toolkit, extension.find_compiler(), (8, 6))
+    rules = cuda_extension.ninja_file(nvcc, extension.find_compiler(), (8, 6))
     (tmp_path / "build.ninja").write_text(rules)
     told = subprocess.run([extension._ninja(), "-n", "-v"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
                           check=True).stdout
