@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -63,7 +64,7 @@ def test_an_older_program_on_another_machine_is_named():
 def test_nccl_that_is_not_there_falls_back_together(tmp_path):
     outputs = run_ranks([DOCTOR, "--backend", "nccl"], [tmp_path] * 2)
     assert all(code == 0 and "backend=gloo" in output for code, output in outputs)
-    assert "fallback=gloo: " in outputs[0][1] and "NCCL" in outputs[0][1]
+    assert re.search("fallback=gloo: .*(NCCL|GPU)", outputs[0][1]), outputs  # torch may have it where no card is
 
 
 def test_torchrun(tmp_path):

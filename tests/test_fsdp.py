@@ -167,9 +167,8 @@ with sharding.same_output(model), torch.no_grad():
     logits = model(torch.full((1, 4), dist.rank))  # ranks that disagree
 assert torch.equal(logits, twin(torch.zeros(1, 4, dtype=int)))
 
-real = torch.distributed.reduce_scatter_single
-torch.distributed.reduce_scatter_single = lambda **options: real(
-    **{**options, "op": torch.distributed.ReduceOp.SUM})
+name, real = sharding.SCATTER.__name__, sharding.SCATTER
+setattr(torch.distributed, name, lambda **options: real(**{**options, "op": torch.distributed.ReduceOp.SUM}))
 try:
     dist.shard(twin, None)
 except TrainingFault as problem:
