@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
@@ -50,6 +51,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
 ACTIVATION_COLUMNS, LOSS_ROWS, VOCABULARIES = (3072, 8192), 8192, (32_000, 50_257)
 ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D: heads of 64 and of 128
+EXACT_SCORES = 2**26  # of attention in float64 at one time: 512 MiB, so that a card of 4 GB has room
 STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
 BERT_BATCH, BERT_LENGTH = 32, 384
@@ -211,6 +213,17 @@ def sdpa(causal, allowed=None):
     return run
 
 
+def in_parts(run, length):
+    """run(qkv), a few heads of one batch entry at a time, in backward too."""
+    heads = max(1, EXACT_SCORES // length**2)
+
+    def exact(qkv):
+        return torch.cat([torch.cat([checkpoint(run, part, use_reentrant=False, preserve_rng_state=False)
+                                     for part in entry.split(heads, dim=3)], dim=2) for entry in qkv.split(1)])
+
+    return exact
+
+
 def sdpa_peers(causal):
     """torch's backends, each alone, those that take the tensors of the case."""
     backends = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -226,7 +239,7 @@ def attention_case(length, width, causal, dtype, device, tokens=ATTENTION_TOKENS
     return Case("attention", f"{type_name(dtype)}, {'causal' if causal else 'full'}",
                 (batch, length, heads, width), [qkv],
                 [*our_attentions(lambda qkv: ops.attention_packed(qkv, causal=causal), device), *sdpa_peers(causal)],
-                sdpa(causal), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
+                in_parts(sdpa(causal), length), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
 
 
 def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
@@ -245,7 +258,7 @@ def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
     return Case("attention", f"{type_name(dtype)}, documents",
                 (batch, length, heads, width), [qkv],
                 [*our_attentions(run, device), masked],
-                sdpa(True, allowed), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
+                in_parts(sdpa(True, allowed), length), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
 
 
 def cases(args):
@@ -281,9 +294,8 @@ def upstream_of(outputs):
 
 def check(case):
     """{contestant: (forward, backward error)} against float64; those that torch refuses are left out of the case, and
-    a wrong result ends the program. Of attention the first batch entry is looked at, to have room for its scores."""
-    part = slice(0, 1) if case.op == "attention" and "documents" not in case.variant else slice(None)
-    inputs = [x.detach()[part] if case.op == "attention" else x.detach() for x in case.inputs]
+    a wrong result ends the program."""
+    inputs = [x.detach() for x in case.inputs]
     wide = [x.double().requires_grad_() for x in inputs]
     exact = as_tuple(case.exact(*wide))
     torch.manual_seed(SEED)
@@ -537,20 +549,6 @@ def training_rows(training, rounds, clock, ceilings, held=0):
     return rows
 
 
-def model_rows(makers, rounds, clock, ceilings):
-    """The rows of all Trainings that have room on the card."""
-    rows = []
-    for make in makers:
-        gc.collect()  # the cycles of the model before hold its memory
-        torch.cuda.empty_cache()
-        held = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-        try:
-            rows += training_rows(make(), rounds, clock, ceilings, held)
-        except torch.OutOfMemoryError as refusal:
-            print(f"  {make.args[0]} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
-    return rows
-
-
 def gpt2_rows(args, clock, ceilings):
     """A row for each peer of the training step of gpt2."""
     samples = take_turns(steps(args), args.rounds, clock)
@@ -560,10 +558,44 @@ def gpt2_rows(args, clock, ceilings):
     return rows_of(case, STEP, samples, None, ceilings)
 
 
-def step_rows(args, clock, ceilings):
-    """The rows of all training steps."""
-    rows = gpt2_rows(args, clock, ceilings)
-    return rows + model_rows(trainings("cuda"), min(args.rounds, MODEL_ROUNDS), clock, ceilings)
+# ---- Everything -----------------------------------------------------------------------------------------------------
+
+
+def case_rows(make, rounds, clock, ceilings):
+    """The rows of a case, checked first."""
+    case = make()
+    errors = check(case)
+    return [row for direction in case.work
+            for row in rows_of(case, direction, take_turns(calls(case, direction), rounds, clock), errors, ceilings)]
+
+
+def model_rows(make, rounds, clock, ceilings):
+    """The rows of a Training, made beside what others hold."""
+    held = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    return training_rows(make(), rounds, clock, ceilings, held)
+
+
+def parts(args, clock, ceilings):
+    """(name, function that gives its rows) of all that is asked for, in the order it is measured."""
+    for section, make in cases(args):
+        if section in args.only:
+            name = " ".join([section, *map(str, make.args)])
+            yield name, functools.partial(case_rows, make, args.rounds, clock, ceilings)
+    if "step" in args.only:
+        yield "gpt2", functools.partial(gpt2_rows, args, clock, ceilings)
+        for make in trainings("cuda"):
+            yield make.args[0], functools.partial(model_rows, make, min(args.rounds, MODEL_ROUNDS), clock, ceilings)
+
+
+def rows_with_room(name, make_rows):
+    """make_rows(), or none where the card has no room for them."""
+    gc.collect()  # cycles of what was measured before hold its memory
+    torch.cuda.empty_cache()
+    try:
+        return make_rows()
+    except torch.OutOfMemoryError as refusal:
+        print(f"  {name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
+        return []
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
@@ -601,6 +633,13 @@ def told_memory(row):
     return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}"
 
 
+def write(args, result):
+    """The files that were asked for."""
+    measure.write(args.json, result)
+    if args.markdown:
+        Path(args.markdown).write_text(markdown(result), encoding="utf-8")
+
+
 def learn(rows):
     """Keep which operations are faster in our kernels on this card, for --attention auto."""
     path, known = cuda_extension.speeds_file(), speeds.learnt(rows)
@@ -636,32 +675,23 @@ def main(argv=None):
     except extension.Unavailable as problem:
         print(f"{WITHOUT_CARD}: {problem}.")
         return
-    clock = timer("cuda")
+    began, clock = time.perf_counter(), timer("cuda")
     found = ceilings(clock)
     result = {"benchmark": "gpu", **measure.environment(), "device": torch.cuda.get_device_name(),
               "capability": torch.cuda.get_device_capability(), "cuda": torch.version.cuda, "ceilings": found,
-              "rows": []}
+              "seconds": 0.0, "rows": []}
     print(f"{result['device']}, torch {torch.__version__}: copia {found['copy'] / 1e9:.0f} GB/s, torch.mm en bf16 "
           f"{found['matmul'] / 1e12:.0f} TFLOP/s")
-    for section, make in cases(args):
-        if section in args.only:
-            case = make()
-            errors = check(case)
-            for direction in case.work:
-                rows = rows_of(case, direction, take_turns(calls(case, direction), args.rounds, clock), errors, found)
-                result["rows"] += rows
-                for row in rows:
-                    print_row(row)
-    if "step" in args.only:
-        rows = step_rows(args, clock, found)
-        result["rows"] += rows
+    for name, make_rows in parts(args, clock, found):
+        rows = rows_with_room(name, make_rows)
         for row in rows:
             print_row(row)
-    measure.write(args.json, result)
+        result["rows"] += rows
+        result["seconds"] = time.perf_counter() - began
+        write(args, result)  # each time: a run that is cut off keeps what it has measured
+    print(f"Todo en {result['seconds']:.0f} s.")
     if args.learn:
         learn(result["rows"])
-    if args.markdown:
-        Path(args.markdown).write_text(markdown(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

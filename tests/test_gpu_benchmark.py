@@ -1,6 +1,7 @@
 """benchmarks/gpu.py as far as it goes without a card: its cases with the CPU's kernels, its rows and its table."""
 
 import contextlib
+import json
 import os
 
 import pytest
@@ -41,6 +42,37 @@ def test_every_case_is_checked_timed_and_told(gpu):
             rows += found
     table = gpu.markdown({"rows": rows})
     assert len(table.splitlines()) == 2 + 2 * 10 + 1 and "attention, bfloat16, documents" in table
+
+
+@pytest.mark.parametrize("scores", [1, 2 * 32**2, 2**26])
+def test_the_exact_attention_is_the_same_in_parts(gpu, monkeypatch, scores):
+    monkeypatch.setattr(gpu, "EXACT_SCORES", scores)
+    case = gpu.attention_case(32, 64, True, torch.float64, "cpu", tokens=64)
+    whole, parts = gpu.sdpa(True)(*case.inputs), case.exact(*case.inputs)
+    upstream = torch.randn_like(whole)
+    for got, wanted in ((parts, whole), (torch.autograd.grad(parts, case.inputs, upstream)[0],
+                                         torch.autograd.grad(whole, case.inputs, upstream)[0])):
+        assert torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_has_measured(gpu, monkeypatch, tmp_path, capsys):
+    def refused():
+        raise SystemExit("resultado rechazado")
+
+    row = {"op": "rms_norm", "variant": "bfloat16", "shape": [8, 40], "direction": "forward", "peer": "torch",
+           "ours_ms": 1.0, "peer_ms": 2.0, "ratio": 2.0, "ratio_min": 1.0, "ratio_max": 3.0, "ceiling": "copy",
+           "share_of_ceiling": 0.5, "peer_share_of_ceiling": 0.25}
+    monkeypatch.setattr(gpu.cuda_extension, "load", lambda: None)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "una tarjeta")
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(gpu, "timer", lambda device: None)
+    monkeypatch.setattr(gpu, "ceilings", lambda clock: {"copy": 1e9, "matmul": 1e9})
+    monkeypatch.setattr(gpu, "parts", lambda *args: [("uno", lambda: [row]), ("dos", refused)])
+    files = tmp_path / "gpu.json", tmp_path / "gpu.md"
+    with pytest.raises(SystemExit):
+        gpu.main(["--json", str(files[0]), "--markdown", str(files[1])])
+    assert json.loads(files[0].read_text())["rows"] == [row] and "8 x 40" in files[1].read_text()
+    assert "x  2.00" in capsys.readouterr().out
 
 
 def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypatch, tmp_path, capsys):

@@ -26,7 +26,7 @@ def makers(gpu):
 
 
 def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, capsys):
-    rows = gpu.model_rows(makers(gpu), 1, gpu.timer("cpu"), CEILINGS)
+    rows = [row for make in makers(gpu) for row in gpu.model_rows(make, 1, gpu.timer("cpu"), CEILINGS)]
     assert [(row["op"], row["peer"], row["shape"]) for row in rows] == [
         (f"training step {name}", "sdpa", [2, 16]) for name in ("gpt", "hrm", "bert")]
     flop = (GPT.flops_per_token() * 32, HRM.flops_per_token() * 32, BERT.flops(16) * 2)
@@ -49,7 +49,8 @@ def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "steps", lambda args: playing)
     monkeypatch.setattr(gpu, "trainings", lambda device: list(makers(gpu))[-1:])
     monkeypatch.setattr(gpu, "SAMPLE_MS", 0)
-    rows = gpu.step_rows(argparse.Namespace(rounds=5), gpu.timer("cpu"), CEILINGS)
+    args = argparse.Namespace(only=["step"], rounds=5, dtype=["bf16"], seq_len=[512])
+    rows = [row for _, make_rows in gpu.parts(args, gpu.timer("cpu"), CEILINGS) for row in make_rows()]
     assert [(row["op"], row["rounds"]) for row in rows] == [("training step gpt2", 5), ("training step bert", 3)]
 
 
@@ -60,12 +61,10 @@ def test_what_others_hold_is_not_the_models_memory(gpu, monkeypatch):
 
 
 def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
-    def too_large(name):
+    def too_large():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
 
-    last = list(makers(gpu))[-1]
-    rows = gpu.model_rows([functools.partial(too_large, "enorme"), last], 1, gpu.timer("cpu"), CEILINGS)
-    assert [row["op"] for row in rows] == ["training step bert"]
+    assert gpu.rows_with_room("enorme", too_large) == [] and gpu.rows_with_room("otro", lambda: [1]) == [1]
     assert capsys.readouterr().err == "  enorme no se mide: CUDA out of memory. Tried to allocate\n"
 
 
