@@ -170,7 +170,7 @@ def find_card(args, device):
 
 def job_of(args, config, card):
     """What the arguments, once complete, ask of a device."""
-    fused = card.type == "cpu" and args.attention in ("auto", "fused")
+    fused = args.attention == "fused" or card.type == "cpu" and args.attention == "auto"
     return plan.Job(config, args.batch_size, args.grad_accum, args.grad_checkpointing, card.precision, args.optimizer,
                     card.type, fused, args.ema > 0)
 

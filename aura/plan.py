@@ -46,8 +46,8 @@ PHASES = {"forward": "al final del pase hacia delante", "loss": "al calcular la 
 class Job:
     """One training run on one device, as far as memory and time depend on it.
 
-    config.seq_len is the length of the sequences. fused: our kernels carry out the operations (ops.use), on the CPU
-    alone today; they matter to the loss, and where there is dropout.
+    config.seq_len is the length of the sequences. fused: our kernels carry out the operations (ops.use); they matter to
+    the loss, and where there is dropout.
     """
 
     config: gpt.GPTConfig
@@ -95,11 +95,11 @@ def _loss_bytes(job, rows, width, low):
     """(forward, backward) of the head with its loss: bytes at the worst moment, gradients of the head included.
 
     Fused (aura/fused/loss.py): both gradients are made in forward, the weight's in float32, beside one chunk of logits
-    and, under autocast, the weight and a part of its gradient in 16 bits. torch's way (ops.linear_cross_entropy):
-    forward holds float32 logits and their log-softmax; backward the log-softmax with two gradients of its size, or, if
-    that is more, the gradients of the product: of the logits, of hidden and of the weight, this one in both precisions
-    under autocast, where the head's own 16-bit copy lives as long as the graph. On a GPU in chunks of ops.loss_rows,
-    and then beside the sum of the chunks' gradients of the weight.
+    and, under autocast, the weight and its gradient, on a CPU a part of that, in 16 bits. torch's way
+    (ops.linear_cross_entropy): forward holds float32 logits and their log-softmax; backward the log-softmax with two
+    gradients of its size, or, if that is more, the gradients of the product: of the logits, of hidden and of the
+    weight, this one in both precisions under autocast, where the head's own 16-bit copy lives as long as the graph. On
+    a GPU in chunks of ops.loss_rows, and then beside the sum of the chunks' gradients of the weight.
     """
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
@@ -107,7 +107,8 @@ def _loss_bytes(job, rows, width, low):
         chunks = max(1, -(-logits * low // CHUNK_BYTES))
         forward = low * hidden + 4 * head + low * vocabulary * -(-rows // chunks)
         if low == 2:
-            forward += 2 * head + 2 * min(WEIGHT_ROWS, vocabulary) * width
+            rows_at_once = vocabulary if job.device_type == "cuda" else min(WEIGHT_ROWS, vocabulary)
+            forward += 2 * head + 2 * rows_at_once * width
         return forward, low * hidden + 4 * head
     copy = 2 * head if low == 2 else 0
     chunk = min(rows, ops.loss_rows(vocabulary, job.device_type))
@@ -200,8 +201,8 @@ def phases(job):
     autocast keeps a 16-bit copy of each matrix until forward ends, and the graph those of the blocks whose backward is
     to come; a checkpointed block makes its own again.
 
-    CUDA: the same by reasoning alone, not measured. torch's fused attention keeps q, k, v, the output and its
-    log-sum-exp as well, layer_norm its float32 input and statistics.
+    CUDA: the same by reasoning; tests/gpu/test_plan.py compares it with what a card holds. torch's fused attention
+    keeps q, k, v, the output and its log-sum-exp as well, layer_norm its float32 input and statistics.
     """
     sizes = _Sizes(job)
     stream, branch, mixed, head = sizes.stream, sizes.branch, sizes.mixed, sizes.head

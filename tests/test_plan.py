@@ -41,17 +41,17 @@ JOBS = {
 }
 
 
-def allocated_peak(job):
-    """The most bytes of tensors that exist at one time in a step but the first, as torch's allocator reports them."""
-    model = gpt.GPT(job.config).init_weights(0)
+def training(job, device=CPU):
+    """(model, optimiser, a function that takes a step) of what a job plans."""
+    model = gpt.GPT(job.config).init_weights(0).to(device)
     model.grad_checkpointing = job.grad_checkpointing
     optimizer = optim.build(job.optimizer, model, 1e-3, 0.1)
-    precision = loop.Precision(job.precision, CPU)
+    precision = loop.Precision(job.precision, device)
     shape = (job.batch_size, job.config.seq_len + 1)
 
     def step():
         for _ in range(job.grad_accum):
-            batch = torch.randint(job.config.vocab_size, shape)
+            batch = torch.randint(job.config.vocab_size, shape, device=device)
             with precision.autocast():
                 loss = model(batch[:, :-1], batch[:, 1:])
             (loss / batch.numel()).backward()
@@ -60,6 +60,12 @@ def allocated_peak(job):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    return model, optimizer, step
+
+
+def allocated_peak(job):
+    """The most bytes of tensors that exist at one time in a step but the first, as torch's allocator reports them."""
+    model, optimizer, step = training(job)
     with ops.using("fused" if job.fused else "sdpa"):
         step()
         before = sum(p.nbytes for p in model.parameters())
@@ -92,6 +98,14 @@ def test_the_sizes_of_the_loss_are_those_of_the_kernels():
     from aura.fused import loss
 
     assert (plan.CHUNK_BYTES, plan.WEIGHT_ROWS) == (loss.CHUNK_BYTES, loss.WEIGHT_ROWS)
+
+
+def test_on_a_card_the_products_of_the_fused_loss_are_made_whole():
+    """There aura/fused/loss.py adds the gradient of the head in one piece, not in rows that stay in a cache."""
+    on_cpu = plan.Job(BILLIONS, 8, 1, False, "bf16", "adamw", "cpu", fused=True)
+    sizes = [plan.phases(wanted)["loss"]["loss"]
+             for wanted in (on_cpu, dataclasses.replace(on_cpu, device_type="cuda"))]
+    assert sizes[1] - sizes[0] == 2 * (BILLIONS.vocab_size - plan.WEIGHT_ROWS) * BILLIONS.n_embd
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
