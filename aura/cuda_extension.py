@@ -1,6 +1,6 @@
 """The CUDA kernels: a library of their own, which nvcc builds for the card that is here when they are first asked for.
 
-    CUDA_HOME=DIR           the CUDA toolkit to build with (default: that of the nvcc in PATH, else /usr/local/cuda)
+    CUDA_HOME=DIR           the CUDA toolkit to build with (default: see find_nvcc)
     AURA_CUDA_ISA=sm_80     attention with the instructions that all cards have, where the card has Hopper's too
 
 The operators are the extension's: it is handed the library's table of kernels, and without it knows the CPU alone. So
@@ -22,6 +22,9 @@ from aura.extension import CSRC, Unavailable, escaped, quoted
 LEAST_CAPABILITY = (8, 0)  # Ampere: mma.sync of bfloat16, cp.async
 OUTPUT = "cuda.so"
 ISA, LEAST_ISA = "AURA_CUDA_ISA", "sm_80"
+USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
+# All of nvcc that pip has, from CUDA 13 on; the last two would come in a newer version by themselves, which it refuses.
+PIP_PACKAGES, LEAST_PIP_MAJOR = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt"), 13
 
 _loaded = None  # the library: it must not be unloaded
 
@@ -75,21 +78,30 @@ def hand_over(library):
 
 
 def find_nvcc():
-    """The nvcc of a CUDA toolkit of the version torch was built with, as far as the first number goes.
+    """The nvcc of a CUDA toolkit of the version torch was built with, as far as the first number goes: that of
+    CUDA_HOME, or else the first of PATH, of the usual folder and of pip's packages beside torch.
 
     Nothing else of the toolkit is looked for: what stands in PATH is often a script that calls the real one, and conda
-    keeps the headers elsewhere than NVIDIA does. nvcc knows its own.
+    and pip keep headers elsewhere than NVIDIA's installer does. nvcc knows its own.
     """
-    named = os.environ.get("CUDA_HOME")
-    nvcc = Path(named, "bin", "nvcc") if named else Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
-    version = re.search(r"release (\d+)\.(\d+)", version_of(nvcc))
-    wanted = torch.version.cuda
-    if version is None:
-        raise Unavailable(f"no se encuentra {nvcc} (instale el CUDA toolkit {wanted} o defina CUDA_HOME)")
-    if version[1] != wanted.partition(".")[0]:
-        raise Unavailable(f"{nvcc} es de CUDA {version[1]}.{version[2]} y torch de CUDA {wanted}: instale ese toolkit "
-                          "y defina CUDA_HOME")
-    return nvcc
+    wanted, named = torch.version.cuda, os.environ.get("CUDA_HOME")
+    major = wanted.partition(".")[0]
+    if named:
+        places = [Path(named, "bin", "nvcc")]
+    else:
+        in_path = shutil.which("nvcc")
+        packages = extension.find_torch().folder.parent / "nvidia" / f"cu{major}" / "bin" / "nvcc"
+        places = [*([Path(in_path)] if in_path else []), USUAL_NVCC, packages]
+    found = {nvcc: re.search(r"release (\d+)\.(\d+)", version_of(nvcc)) for nvcc in places}
+    fitting = [nvcc for nvcc, version in found.items() if version and version[1] == major]
+    if fitting:
+        return fitting[0]
+    others = [f"{nvcc} es de CUDA {version[1]}.{version[2]}" for nvcc, version in found.items() if version]
+    from_pip = "" if int(major) < LEAST_PIP_MAJOR else (
+        ", o aquí mismo: pip install " + " ".join(f"{name}~={wanted}.0" for name in PIP_PACKAGES))
+    raise Unavailable(f"no hay un nvcc de CUDA {wanted}, la versión de torch ("
+                      f"{'; '.join(others) or 'no se encuentra ' + str(places[0])}): instale ese CUDA toolkit y defina "
+                      f"CUDA_HOME{from_pip}")
 
 
 def version_of(nvcc):
@@ -104,12 +116,13 @@ def architecture(capability):
 
 
 def ninja_file(nvcc, compiler, capability):
-    """How OUTPUT is built, what knows torch too: nvcc hands C++ to the compiler, with its own headers."""
+    """How OUTPUT is built, what knows torch too: nvcc hands C++ to the compiler, with its own headers. The CUDA runtime
+    is the one that torch has brought, by way of libc10_cuda."""
     folder = extension.find_torch().folder
     headers, libraries = folder / "include", folder / "lib"
     command = [str(nvcc), "-ccbin", compiler[0]]
     every = [*command, "-std=c++17", "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
-    link = ["-shared", f"-L{libraries}", f"-Xlinker=-rpath,{libraries}", "-lc10_cuda", "-lc10"]
+    link = ["-shared", "-cudart", "none", f"-L{libraries}", f"-Xlinker=-rpath,{libraries}", "-lc10_cuda", "-lc10"]
     sources = sorted((CSRC / "cuda").glob("*.cu"))
     return "\n".join([
         "rule kernel", f"  command = {quoted([*every, *architecture(capability)])} -c $in -o $out",

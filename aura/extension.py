@@ -283,7 +283,7 @@ def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if any("Python.h" in line for line in lines):
         return "faltan las cabeceras de Python (en Debian y Ubuntu: apt install python3-dev)"
-    told = (line for line in lines if re.search(r"(^|\s)error: |undefined reference", line))
+    told = (line for line in lines if re.search(r"(^|\s)error: |undefined reference|cannot find", line))
     return next(told, lines[-1] if lines else "sin mensaje")
 
 

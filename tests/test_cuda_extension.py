@@ -12,13 +12,19 @@ from aura.errors import UserError
 from aura.extension import Unavailable
 
 
+def put_nvcc(folder, version):
+    """An nvcc that says it is of a version of CUDA."""
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.88'\n")
+    nvcc.chmod(0o755)
+    return nvcc
+
+
 @pytest.fixture
 def nvcc(tmp_path, monkeypatch):
     """An nvcc of CUDA 13.0, named by CUDA_HOME; torch is of 13.0 too."""
-    nvcc = tmp_path / "con espacio" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
-    nvcc.chmod(0o755)
+    nvcc = put_nvcc(tmp_path / "con espacio", "13.0")
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     return nvcc
@@ -29,15 +35,28 @@ def test_the_toolkit_is_that_of_torch(nvcc, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.2")  # the same first number
     assert cuda_extension.find_nvcc() == nvcc
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.raises(Unavailable, match=r"nvcc es de CUDA 13\.0 y torch de CUDA 12\.8"):
+    with pytest.raises(Unavailable, match=r"nvcc de CUDA 12\.8, .*nvcc es de CUDA 13\.0\): .* defina CUDA_HOME$"):
         cuda_extension.find_nvcc()
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parent / "nada"))
     with pytest.raises(Unavailable, match="no se encuentra .*nada/bin/nvcc"):
         cuda_extension.find_nvcc()
+
+
+def test_the_first_toolkit_that_fits_is_taken(nvcc, monkeypatch, tmp_path):
+    """That of PATH, which may be a script without headers beside it, of the usual folder, of pip's packages."""
     monkeypatch.delenv("CUDA_HOME")
-    monkeypatch.setenv("PATH", str(nvcc.parent))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:/usr/bin:/bin")
+    usual, site = tmp_path / "usual", tmp_path / "site-packages"
+    monkeypatch.setattr(cuda_extension, "USUAL_NVCC", usual / "bin" / "nvcc")
+    monkeypatch.setattr(extension, "find_torch", lambda: extension.Torch(site / "torch", "2.11.0"))
     assert cuda_extension.find_nvcc() == nvcc
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    with pytest.raises(Unavailable, match=r"12\.8\): .*: pip install nvidia-cuda-nvcc~=13\.0\.0 nvidia-nvvm"):
+        cuda_extension.find_nvcc()
+    packages = put_nvcc(site / "nvidia" / "cu13", "13.0")
+    assert cuda_extension.find_nvcc() == packages
+    put_nvcc(usual, "12.6")
+    assert cuda_extension.find_nvcc() == packages
 
 
 @pytest.mark.parametrize("capability,name", [((8, 0), "80"), ((8, 6), "86"), ((9, 0), "90a"), ((12, 0), "120")])
@@ -56,6 +75,7 @@ def test_every_source_is_built_and_linked(nvcc, tmp_path):
     assert told.count("arch=compute_86,code=sm_86") == len(sources) - 1
     (link,) = [line for line in told.splitlines() if line.endswith(f"-o {cuda_extension.OUTPUT}")]
     assert all(f"{source.stem}.o" in link for source in sources) and "-lc10_cuda" in link
+    assert "-cudart none" in link  # torch has brought one; pip's toolkit has none to link with
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
