@@ -118,15 +118,17 @@ def architecture(capability):
 def ninja_file(nvcc, compiler, capability):
     """How OUTPUT is built, what knows torch too: nvcc hands C++ to the compiler, with its own headers. The CUDA runtime
     is the one that torch has brought, by way of libc10_cuda."""
-    folder = extension.find_torch().folder
-    headers, libraries = folder / "include", folder / "lib"
+    torch_here = extension.find_torch()
+    headers, libraries = torch_here.folder / "include", torch_here.folder / "lib"
     command = [str(nvcc), "-ccbin", compiler[0]]
-    every = [*command, "-std=c++17", "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    every = [*command, "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    kernel = [*every, "-std=c++17", *architecture(capability)]
+    plain = [*every, extension.cxx_standard(torch_here), "-isystem", str(headers)]
     link = ["-shared", "-cudart", "none", f"-L{libraries}", f"-Xlinker=-rpath,{libraries}", "-lc10_cuda", "-lc10"]
     sources = sorted((CSRC / "cuda").glob("*.cu"))
     return "\n".join([
-        "rule kernel", f"  command = {quoted([*every, *architecture(capability)])} -c $in -o $out",
-        "rule plain", f"  command = {quoted([*every, '-isystem', str(headers)])} -c $in -o $out",
+        "rule kernel", f"  command = {quoted(kernel)} -c $in -o $out",
+        "rule plain", f"  command = {quoted(plain)} -c $in -o $out",
         "rule link", f"  command = {quoted(command)} $in {quoted(link)} -o $out",
         *(f"build {source.stem}.o: kernel {escaped(source)}" for source in sources),
         f"build library.o: plain {escaped(CSRC / 'cuda' / 'library.cpp')}",

@@ -102,6 +102,15 @@ def _version(torch: Torch | None) -> str:
     return torch.version if torch else WITHOUT_TORCH
 
 
+def cxx_standard(torch: Torch | None) -> str:
+    """The flag for the C++ that torch's headers ask for: 17 in 2.10 to 2.13, 20 in 2.15."""
+    found = None
+    with suppress(OSError):
+        demand = (torch.folder / "include/ATen/ATen.h").read_text(errors="replace") if torch else ""
+        found = re.search(r"C\+\+(\d\d) or later", demand)
+    return f"-std=c++{found[1] if found else 17}"
+
+
 def _is_clang(compiler: list[str]) -> bool:
     return "clang" in output_of([*compiler, "--version"])
 
@@ -125,7 +134,7 @@ def units(compiler: list[str], native: bool) -> list[Unit]:
     hold, the linker keeps the first copy, which any processor must be able to run.
     """
     torch = find_torch()
-    every = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+    every = [cxx_standard(torch), "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
     every += _include_flags(torch)
     arm = platform.machine() in ("aarch64", "arm64")
     here = ["-mcpu=native" if arm else "-march=native"] if native else []

@@ -139,6 +139,17 @@ def test_compile_error_is_told_in_its_own_words(tmp_path, workshop):
     assert [path.name for path in build.iterdir()] == ["lock"]
 
 
+@pytest.mark.parametrize("header,flag", [("#error C++17 or later compatible compiler", "-std=c++17"),
+                                         ("#error C++20 or later compatible compiler", "-std=c++20"),
+                                         ("// nothing is said", "-std=c++17"), (None, "-std=c++17")])
+def test_the_standard_is_what_the_headers_of_torch_ask_for(tmp_path, header, flag):
+    (tmp_path / "include" / "ATen").mkdir(parents=True)
+    if header is not None:
+        (tmp_path / "include" / "ATen" / "ATen.h").write_text(header)
+    assert extension.cxx_standard(extension.Torch(tmp_path, "2.15.0")) == flag
+    assert extension.cxx_standard(None) == "-std=c++17"
+
+
 def test_switched_off_is_silent():
     out, err = finish(start({**os.environ, "AURA_EXTENSION": "off"}))
     assert out == "False\nextensión C++ desactivada (AURA_EXTENSION=off)\n"
