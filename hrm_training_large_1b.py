@@ -21,7 +21,7 @@ PRESETS = {
     "1b": Preset(hrm.PRESETS["1b"], batch_size=24, grad_accum=4, gpus=8, lr=2.2e-4, max_steps=15_000,
                  warmup_ratio=0.02, grad_checkpointing=True),
     "demo": Preset(hrm.PRESETS["demo"], batch_size=8, grad_accum=1, gpus=1, lr=1e-3, max_steps=600,
-                   warmup_ratio=0.1, grad_checkpointing=True, ema=0.99),
+                   warmup_ratio=0.1, grad_checkpointing=True, ema=0.99, beta2=0.99),
 }
 
 

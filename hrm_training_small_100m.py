@@ -20,7 +20,7 @@ PRESETS = {
     "100m": Preset(hrm.PRESETS["100m"], batch_size=64, grad_accum=2, gpus=8, lr=6e-4, max_steps=15_000,
                    warmup_ratio=0.02, grad_checkpointing=False),
     "demo": Preset(hrm.PRESETS["demo"], batch_size=8, grad_accum=1, gpus=1, lr=1e-3, max_steps=600,
-                   warmup_ratio=0.1, grad_checkpointing=False, ema=0.99),
+                   warmup_ratio=0.1, grad_checkpointing=False, ema=0.99, beta2=0.99),
 }
 
 

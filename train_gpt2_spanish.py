@@ -43,9 +43,7 @@ def build_parser():
     model.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
     model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
     cli.add_data(parser)
-    training = cli.add_training(parser)
-    training.add_argument("--beta2", type=cli.number(float, low=0, high=0.99999),
-                          help="parte del segundo momento de AdamW que conserva cada paso; más, con pocos tokens")
+    cli.add_beta2(cli.add_training(parser))
     cli.add_logging(parser)
     cli.add_samples(parser)
     cli.add_checkpoints(parser, output="./gpt2_spanish.pth")

@@ -270,6 +270,12 @@ def add_training(parser):
     return group
 
 
+def add_beta2(group):
+    """AdamW's second beta, of scripts whose presets choose it by the tokens of a step."""
+    group.add_argument("--beta2", type=number(float, low=0, high=0.99999),
+                       help="parte del segundo momento de AdamW que conserva cada paso; más, con pocos tokens")
+
+
 def add_logging(parser):
     """Arguments of what a run tells."""
     group = parser.add_argument_group("registro")

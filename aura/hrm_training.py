@@ -14,7 +14,8 @@ from aura.models import hrm
 @dataclass(frozen=True)
 class Preset:
     """Sizes of a model and the recipe that goes with them. batch_size: sequences per process and micro-batch; gpus: of
-    the machine the recipe was made for, whose sequences per step are kept on any other."""
+    the machine the recipe was made for, whose sequences per step are kept on any other. beta2: higher where a step has
+    few tokens (Marek et al. 2025, arXiv:2507.07101)."""
 
     config: hrm.HRMConfig
     batch_size: int
@@ -25,6 +26,7 @@ class Preset:
     warmup_ratio: float
     grad_checkpointing: bool
     ema: float = 0.999
+    beta2: float = optim.BETAS[1]
 
     @property
     def effective_batch(self):
@@ -57,7 +59,7 @@ def make_parser(prog, description, presets):
     cli.add_data(parser)
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction,
                         help="lee y pasa a tokens el texto según se entrena (por defecto: solo el del Hub)")
-    cli.add_training(parser)
+    cli.add_beta2(cli.add_training(parser))
     cli.add_logging(parser)
     cli.add_samples(parser)
     cli.add_checkpoints(parser, output="./hrm.pth")
@@ -75,7 +77,7 @@ def complete(args, presets):
     vocabulary, which the data decides."""
     preset = presets[args.preset]
     values = {**dataclasses.asdict(preset.config), "lr": preset.lr, "warmup_ratio": preset.warmup_ratio,
-              "grad_checkpointing": preset.grad_checkpointing, "ema": preset.ema}
+              "grad_checkpointing": preset.grad_checkpointing, "ema": preset.ema, "beta2": preset.beta2}
     if args.epochs is None:
         values["max_steps"] = preset.max_steps
     for name, value in values.items():
@@ -181,7 +183,7 @@ def train(args, dist, data, config):
         precision = pretrain.choose_precision(args.precision, dist.device)
         scaling.benchmark(args, dist, pretrain.make_loaders(args, dist, data)[0], precision, config, model, loss)
         return EXIT_OK
-    optimizer = optim.adamw(model, args.lr, args.weight_decay)
+    optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 
     def schedule(step, steps):
         return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,

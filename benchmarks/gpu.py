@@ -18,6 +18,7 @@ function, and of a GPT the memory it takes is put beside what aura/plan.py says.
 import argparse
 import contextlib
 import dataclasses
+import faulthandler
 import functools
 import gc
 import os
@@ -55,6 +56,7 @@ EXACT_SCORES = 2**26  # of attention in float64 at one time: 512 MiB, so that a 
 STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
 BERT_BATCH, BERT_LENGTH = 32, 384
+PART_SECONDS = 300  # that a case may take, its compilation included
 SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long
 FORWARD, BACKWARD, BOTH, STEP = "forward", "backward", "both", "step"
 WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc"
@@ -588,14 +590,18 @@ def parts(args, clock, ceilings):
 
 
 def rows_with_room(name, make_rows):
-    """make_rows(), or none where the card has no room for them."""
+    """make_rows(), or none where the card has no room for them. A kernel that hangs ends the program."""
     gc.collect()  # cycles of what was measured before hold its memory
     torch.cuda.empty_cache()
+    # Python's own signals would wait as long as the card.
+    faulthandler.dump_traceback_later(PART_SECONDS, exit=True, file=sys.__stderr__)
     try:
         return make_rows()
     except torch.OutOfMemoryError as refusal:
         print(f"  {name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
         return []
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 
 from aura import plan
 from aura.models import bert, gpt, hrm
+from tests.support import ROOT, run
 
 GPT = gpt.GPTConfig(vocab_size=64, seq_len=16, n_layer=2, n_head=2, n_embd=32, dropout=0.0)
 HRM = hrm.HRMConfig(vocab_size=64, seq_len=16, n_layer=1, n_head=2, n_embd=32, n_ff=48)
@@ -66,6 +67,21 @@ def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
 
     assert gpu.rows_with_room("enorme", too_large) == [] and gpu.rows_with_room("otro", lambda: [1]) == [1]
     assert capsys.readouterr().err == "  enorme no se mide: CUDA out of memory. Tried to allocate\n"
+
+
+def test_a_kernel_that_hangs_ends_the_benchmark(tmp_path):
+    """While it does, Python stands in a call that no signal gets it out of."""
+    program = tmp_path / "hang.py"
+    program.write_text(f"""
+import ctypes, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "benchmarks")!r}]
+import gpu
+gpu.PART_SECONDS = 0.5
+print(gpu.rows_with_room("bien", lambda: ["se midió"]))
+gpu.rows_with_room("cuelga", lambda: ctypes.PyDLL(None).sleep(60))
+""")
+    code, output = run([program], tmp_path, 50)
+    assert code == 1 and "['se midió']" in output and "Timeout" in output and "rows_with_room" in output, output
 
 
 def test_kernels_that_train_another_model_are_refused(gpu, monkeypatch):

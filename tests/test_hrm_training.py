@@ -35,6 +35,14 @@ def test_the_presets_are_those_of_the_guide():
     assert large.grad_checkpointing and not small.grad_checkpointing and small.max_steps == large.max_steps == 15_000
 
 
+@pytest.mark.parametrize(("options", "expected"), [([], 0.95), (["--preset", "demo"], 0.99),
+                                                   (["--preset", "demo", "--beta2", "0.5"], 0.5)])
+def test_beta2_goes_with_the_tokens_of_a_step(options, expected):
+    args = hrm_training_small_100m.build_parser().parse_args(options)
+    hrm_training.complete(args, hrm_training_small_100m.PRESETS)
+    assert args.beta2 == expected
+
+
 @pytest.mark.parametrize(("given", "world_size", "expected"), [
     ({}, 8, (64, 2)), ({}, 1, (64, 16)), ({"batch_size": 32}, 8, (32, 4)), ({"batch_size": 32}, 2, (32, 16)),
     ({"grad_accum": 1}, 1, (64, 1)), ({}, 16, (64, 1)), ({}, 64, (16, 1)), ({}, 3, (64, 5))])
@@ -59,6 +67,8 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
                  "Gradient accumulation steps: 1", "Effective batch size: 8", "Total training steps: 12",
                  "Steps por época: ", "paso 12/12"):
         assert line in output, line
+    kept = torch.load(tmp_path / "checkpoints" / "ckpt-00000012.pt", weights_only=True)
+    assert [tuple(group["betas"]) for group in kept["optimizer"]["param_groups"]] == [(0.9, 0.99)] * 2
     command = ["-m", "aura.generate", "--prompt", "Ana", "--length", "5", "--checkpoint", "hrm.pth"]
     code, text = run(command, tmp_path)
     assert code == 0 and text.startswith("Ana")
