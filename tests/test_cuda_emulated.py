@@ -28,7 +28,7 @@ def kernels(tmp_path_factory):
     if not extension.has_ops(module):
         pytest.skip(extension.status())
     library = tmp_path_factory.mktemp("cuda") / "emulated.so"
-    sources = [*sorted((extension.CSRC / "cuda").glob("*.cu")), HERE / "runtime.cpp", HERE / "library.cpp"]
+    sources = [*sorted((extension.CSRC / "cuda").glob("*.cu")), *sorted(HERE.glob("*.cpp"))]
     objects = [library.with_name(f"{source.stem}.o") for source in sources]
     with_flags = [*extension.find_compiler(), *FLAGS]
     running = [subprocess.Popen([*with_flags, "-c", "-x", "c++", source, "-o", to])

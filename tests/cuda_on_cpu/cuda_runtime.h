@@ -2,7 +2,7 @@
 // threads as fibers of one ordinary thread. Correctness only: the order of the fibers is drawn anew for every launch,
 // shared memory begins as NaN, and a barrier or a collective that not all threads reach ends the program.
 //
-//     g++ -x c++ -std=c++17 -O1 -Itests/cuda_on_cpu -Icsrc csrc/cuda/norms.cu tests/cuda_on_cpu/runtime.cpp
+//     g++ -x c++ -std=c++17 -O1 -Itests/cuda_on_cpu -Icsrc csrc/cuda/norms.cu tests/cuda_on_cpu/{runtime,hopper_*}.cpp
 #pragma once
 
 #include <cmath>

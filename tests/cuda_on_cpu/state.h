@@ -1,0 +1,165 @@
+// What the files behind cuda_runtime.h share: the block and the thread that run, all that is known of them, and how a
+// thread waits or fails.
+#pragma once
+
+#include <ucontext.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda.h"
+#include "cuda_runtime.h"
+
+namespace emulated {
+
+constexpr int kWarpgroup = 4 * kWarp;
+
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+
+// Registers that multiplications have taken: d or a.
+struct Registers {
+  void* at;
+  size_t words;
+  int under_way = 0;               // multiplications into d
+  uint64_t returned = 0;           // fences of the thread when the last of them was waited for
+  std::vector<uint32_t> at_fence;  // what they held at the thread's last fence; empty if there was none since the first
+  std::vector<float> values;       // of d, while multiplications are under way
+};
+
+// A multiplication that a thread has yet to wait for.
+struct Issued {
+  float* d;
+  const uint32_t* a;
+  uint32_t values[4];  // of a
+};
+
+// One multiplication of a warpgroup.
+struct Operation {
+  Multiplication what;
+  int issued = 0, taken = 0;  // by so many threads
+  bool done = false;
+  struct {
+    int lanes = 0;
+    uint64_t collectives, groups;  // that each of its lanes had gone through before
+  } warps[4];
+  uint32_t a[kWarpgroup][4];
+  std::vector<float> product;  // [64, columns]
+};
+struct Warpgroup {
+  uint64_t first = 0;  // the number of the first below
+  std::deque<std::unique_ptr<Operation>> operations;
+};
+
+// What a map of a tensor holds.
+struct Map {
+  uint64_t kind, address, dims[5], strides[4];  // strides[i] is that of dims[i + 1]
+  uint16_t box[5];
+  uint8_t rank, value_bytes, swizzle;
+};
+constexpr uint64_t kTiledMap = 0x6d61702064656c74;
+static_assert(sizeof(Map) <= sizeof(CUtensorMap), "what a map holds");
+
+struct BoxCopy {
+  unsigned char* to;
+  Map map;
+  Coordinates coordinates;
+};
+
+// mbarrier: the phase is complete when no arrival and no byte is pending, and the next one begins.
+struct PhaseBarrier {
+  int arrivals, pending;
+  int bytes = 0;       // tx-count
+  uint64_t phase = 0;  // that is not complete
+  int initializer;     // thread
+  bool published = false;
+  uint64_t published_at;  // __syncthreads() that the thread had gone through
+  std::vector<BoxCopy> copies;
+};
+// The memory of an mbarrier holds this; nothing else may write there.
+inline uint64_t mark(const PhaseBarrier& barrier) {
+  return 0xba221e2000000000 + (barrier.phase << 16) + barrier.pending;
+}
+
+struct NamedBarrier {
+  int threads = 0, arrived = 0;  // 0: not in use
+  uint64_t completed = 0;
+  uint64_t warps = 0;  // that have arrived
+};
+
+struct Fiber {
+  Thread thread;
+  ucontext_t context;
+  std::unique_ptr<unsigned char[]> stack;
+  bool ended = false;
+  uint64_t barriers = 0, collectives = 0;
+  std::vector<Copy> copies;             // not yet committed
+  std::deque<std::vector<Copy>> groups;  // committed, oldest first
+  std::string waits_for;                 // for the message when all do
+  // wgmma: multiplications issued, those waited for, groups, fences, and fences before the last wait.
+  uint64_t multiplications = 0, taken = 0, multiplication_groups = 0, fences = 0, fences_at_wait = 0;
+  std::vector<Issued> issued;                     // not yet committed
+  std::deque<std::vector<Issued>> issued_groups;  // committed, oldest first
+  std::vector<std::unique_ptr<Registers>> registers;
+};
+
+// What the lanes of a warp have brought to the collectives with even and with odd numbers: a lane can be one ahead of
+// another, never two.
+struct Warp {
+  alignas(16) unsigned char brought[2][kWarp][kMost];
+  uint64_t number[kWarp];  // of each lane's last
+  const char* operation[2][kWarp];
+  unsigned mask[2][kWarp];
+};
+
+struct Block {
+  dim3 index, size, grid;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Warp> warps;
+  std::unique_ptr<unsigned char[]> memory;
+  unsigned char* shared;
+  size_t shared_bytes;
+  std::map<uint64_t*, PhaseBarrier> phase_barriers;
+  NamedBarrier named[16];
+  std::vector<Warpgroup> warpgroups;
+  uint64_t barriers = 0;  // passed by all
+  int arrived = 0, ended = 0;
+  bool asserted = false;
+  ucontext_t scheduler;
+  void (*kernel)(void*);
+  void* arguments;
+};
+extern Block* block;
+extern Fiber* fiber;
+extern bool progress;
+// All threads wait, and what is asynchronous has its turn: the first that it lets go on carries it out.
+extern bool idle;
+// AURA_EMULATED_EAGER: what is asynchronous comes as early as it may. "copies": copies do, and multiplications, which
+// may yet read what is written over, as late.
+extern bool eager_copies, eager_multiplications;
+
+[[noreturn]] void fail(const std::string& what);
+void yield();
+
+// Until `done`, which another thread brings about. `what` says what that is.
+template <typename What, typename Done>
+void wait_until(What what, Done done) {
+  if (done()) return;
+  fiber->waits_for = what();
+  do yield(); while (!done());
+  fiber->waits_for.clear();
+}
+
+// The swizzle of 128 bytes, of TMA and of wgmma: bits 4 to 6 of an address in the shared window, which name 16 of 128
+// bytes, are changed (exclusive or) by bits 7 to 9. It is the address that counts, not the place in a tile: hence the
+// alignment to 1024 bytes.
+inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 & 0x70); }
+unsigned char* at_address(uint32_t address, uint32_t bytes, const char* what);
+
+}  // namespace emulated
