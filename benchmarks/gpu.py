@@ -437,11 +437,24 @@ def steps(args):
         contestant.model.cuda()
         with context(), torch.no_grad(), train_step.autocast("bf16", "cuda"):
             losses[name] = contestant.loss(contestant.model, tokens[:2]).item()
+        step = functools.partial(contestant.step, tokens, "bf16")
         if compile_it:
             contestant.model.compile()
-        found[name] = functools.partial(contestant.step, tokens, "bf16"), context
+        if not compile_it or takes_part(name, step, context):
+            found[name] = step, context
     same_loss(losses)
     return found
+
+
+def takes_part(name, step, context):
+    """Whether a step can be taken: torch.compile asks for triton, a C compiler and Python's headers."""
+    try:
+        with context():
+            step()
+    except RuntimeError as refusal:
+        print(f"  {name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
+        return False
+    return True
 
 
 @dataclasses.dataclass

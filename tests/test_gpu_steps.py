@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from aura import plan
+from aura import ops, plan
 from aura.models import bert, gpt, hrm
 from tests.support import ROOT, run
 
@@ -67,6 +67,16 @@ def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
 
     assert gpu.rows_with_room("enorme", too_large) == [] and gpu.rows_with_room("otro", lambda: [1]) == [1]
     assert capsys.readouterr().err == "  enorme no se mide: CUDA out of memory. Tried to allocate\n"
+
+
+def test_who_cannot_be_compiled_is_told_and_left_out(gpu, capsys):
+    def step():
+        if ops._choice == "sdpa":
+            raise RuntimeError("no triton\nhere")
+
+    assert not gpu.takes_part("compilado", step, gpu.ways("cpu")["sdpa"])
+    assert capsys.readouterr().err == "  compilado no se mide: no triton\n"
+    assert gpu.takes_part("propio", step, gpu.ways("cpu")["ours"]) and not capsys.readouterr().err
 
 
 def test_a_kernel_that_hangs_ends_the_benchmark(tmp_path):
