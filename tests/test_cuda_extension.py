@@ -49,13 +49,14 @@ def test_the_first_toolkit_that_fits_is_taken(nvcc, monkeypatch, tmp_path):
     usual, site = tmp_path / "usual", tmp_path / "site-packages"
     monkeypatch.setattr(cuda_extension, "USUAL_NVCC", usual / "bin" / "nvcc")
     monkeypatch.setattr(extension, "find_torch", lambda: extension.Torch(site / "torch", "2.11.0"))
+    other = put_nvcc(usual, "13.0")
     assert cuda_extension.find_nvcc() == nvcc
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    assert cuda_extension.find_nvcc() == other
+    other.unlink()
     with pytest.raises(Unavailable, match=r"12\.8\): .*: pip install nvidia-cuda-nvcc~=13\.0\.0 nvidia-nvvm"):
         cuda_extension.find_nvcc()
     packages = put_nvcc(site / "nvidia" / "cu13", "13.0")
-    assert cuda_extension.find_nvcc() == packages
-    put_nvcc(usual, "12.6")
     assert cuda_extension.find_nvcc() == packages
 
 
@@ -76,6 +77,13 @@ def test_every_source_is_built_and_linked(nvcc, tmp_path):
     (link,) = [line for line in told.splitlines() if line.endswith(f"-o {cuda_extension.OUTPUT}")]
     assert all(f"{source.stem}.o" in link for source in sources) and "-lc10_cuda" in link
     assert "-cudart none" in link  # torch has brought one; pip's toolkit has none to link with
+
+
+def test_what_knows_torch_is_built_by_the_standard_of_its_headers(nvcc, monkeypatch):
+    monkeypatch.setattr(extension, "cxx_standard", lambda torch: "-std=c++20")
+    rules = cuda_extension.ninja_file(nvcc, extension.find_compiler(), (8, 6))
+    kernel, plain, _ = (line for line in rules.splitlines() if line.startswith("  command = "))
+    assert "-std=c++17" in kernel and "-std=c++20" in plain and "-std=c++17" not in plain
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

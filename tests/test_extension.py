@@ -150,6 +150,17 @@ def test_the_standard_is_what_the_headers_of_torch_ask_for(tmp_path, header, fla
     assert extension.cxx_standard(None) == "-std=c++17"
 
 
+def test_every_unit_is_built_by_that_standard(monkeypatch):
+    monkeypatch.setattr(extension, "cxx_standard", lambda torch: "-std=c++20")
+    for unit in extension.units(extension.find_compiler(), native=True):
+        assert [flag for flag in unit.flags if flag.startswith("-std=")] == ["-std=c++20"]
+
+
+def test_a_library_that_the_linker_misses_is_named():
+    told = "g++ -shared -o _C.so\n/usr/bin/ld: cannot find -lcudart\ncollect2: error: ld returned 1 exit status\n"
+    assert extension._first_error(told) == "/usr/bin/ld: cannot find -lcudart"
+
+
 def test_switched_off_is_silent():
     out, err = finish(start({**os.environ, "AURA_EXTENSION": "off"}))
     assert out == "False\nextensión C++ desactivada (AURA_EXTENSION=off)\n"

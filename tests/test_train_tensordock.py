@@ -211,6 +211,17 @@ def test_what_cannot_fit_is_refused_with_the_nearest_that_does(dry_run):
     assert re.match(r"el modelo no cabe .*24\.0 GB.*cabe con --", error)
 
 
+def test_our_kernels_are_planned_where_they_are_asked_for(dry_run):
+    """auto may leave the loss of a GPU, the largest of these moments, to torch."""
+    def total(*words):
+        code, output = dry_run("--dataset_path", "muestra", *words)
+        assert code == 0, output
+        return float(re.search(r"total +([\d.]+) GB", output)[1])
+
+    card = ("--gpu_gb", 8, "--model_preset", "aura-8gb", "--batch_size", 8, "--attention")
+    assert total(*card, "fused") < total(*card, "auto") == total(*card, "sdpa")
+
+
 def test_what_is_missing_is_said(dry_run):
     error, _ = dry_run("--dataset_path", "muestra", "--model_preset", "manual", "--embed_size", 64)
     assert "--num_layers, --num_heads, --seq_length" in error

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from aura import tokens
+from tests.gpu import NEEDS_CARD
 from tests.support import ROOT, free_port, run, run_ranks
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = NEEDS_CARD
 
 
 @pytest.mark.parametrize("vocab_size", [60_000, 70_000])

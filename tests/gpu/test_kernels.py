@@ -10,10 +10,9 @@ import torch.nn.functional as F
 
 from aura import cuda_extension, extension, ops
 from tests import test_activation, test_attention, test_loss, test_norms, test_rotary
+from tests.gpu import ENDS_HUNG_KERNELS, NEEDS_CARD
 
-# By a thread: while Python waits for a kernel that hangs, no signal reaches it.
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-              pytest.mark.timeout(120, method="thread")]
+pytestmark = [NEEDS_CARD, ENDS_HUNG_KERNELS]
 HALVES = (torch.bfloat16, torch.float16)
 FLOAT = torch.float32
 NORM_DTYPES = ((FLOAT,) * 3, *((half, *rest) for half in HALVES

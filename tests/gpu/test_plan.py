@@ -7,11 +7,10 @@ import torch
 
 from aura import ops, plan
 from aura.models import gpt
+from tests.gpu import ENDS_HUNG_KERNELS, NEEDS_CARD
 from tests.test_plan import estimated_peak, training
 
-# By a thread: while Python waits for a kernel that hangs, no signal reaches it.
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-              pytest.mark.timeout(120, method="thread")]
+pytestmark = [NEEDS_CARD, ENDS_HUNG_KERNELS]
 # Large enough that cuBLAS's workspace, which the plan counts as its reserve, is little beside it.
 CONFIG = gpt.GPTConfig(vocab_size=32_000, seq_len=512, n_layer=8, n_head=8, n_embd=512, dropout=0.1)
 
