@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aura import allreduce, backend
+from aura import allreduce, backend, optim
 from aura.allreduce import GRADIENT_BYTES
 from aura.diagnosis import span
 from aura.diloco import BLOCK, FRAGMENTS
@@ -18,7 +18,7 @@ from aura.sync import METHODS
 
 REPETITIONS = 20  # of a micro-batch, at most
 HALF_BYTES = 2  # of an element, with fp16
-HALVED_ELEMENTS = 1 << 20  # on which halving is timed
+TIMED_ELEMENTS = 1 << 22  # at most, of what is timed in proportion: more than a processor's cache holds
 SCALE_BYTES = 4  # of each block, with diloco
 TIE = 0.05  # so much faster something less exact, or one machine alone, has to be to be preferred
 CURVE_SECONDS, LONGEST_SECONDS = 2.0, 4.0  # of allreduce.exchange_curve: 8 s in all, however slow the network
@@ -28,11 +28,11 @@ CURVE_SECONDS, LONGEST_SECONDS = 2.0, 4.0  # of allreduce.exchange_curve: 8 s in
 class Pace:
     """What a step takes here without any network.
 
-    compute_s: seconds of all its micro-batches, backward_s: of the backward of one, both of the slowest rank. own_s:
-    compute_s of every rank. tokens: that each rank takes in a step. ready: for each parameter the share of backward
-    after which its gradient is complete; () for as many parts as it has elements, the last parameter first. by_rows:
-    numbers of the parameters of whose gradients ddp sends next to nothing (see exchange.py). halving_s: seconds that
-    fp16 computes besides, of the slowest rank.
+    compute_s: seconds of all its micro-batches and of AdamW's step, backward_s: of the backward of one, both of the
+    slowest rank. own_s: compute_s of every rank. tokens: that each rank takes in a step. ready: for each parameter the
+    share of backward after which its gradient is complete; () for as many parts as it has elements, the last parameter
+    first. by_rows: numbers of the parameters of whose gradients ddp sends next to nothing (see exchange.py). halving_s:
+    seconds that fp16 computes besides, of the slowest rank.
     """
 
     compute_s: float
@@ -75,8 +75,9 @@ def measure(dist, module, loss_fn, batch, precision, grad_accum, most_seconds=5.
     middle, launched, count = taken[-1][2:]
     ready = tuple((complete.get(number, launched) - middle) / (launched - middle) for number in range(len(parameters)))
     whole, backward = (statistics.median(times) for times in zip(*(one[:2] for one in taken), strict=True))
-    halving = _halving_seconds(sum(parameter.numel() for parameter in parameters), dist.device)
-    ranks = dist.gather_objects((whole * grad_accum, backward, count * grad_accum, halving, ready))
+    elements = sum(parameter.numel() for parameter in parameters)
+    update, halving = _update_seconds(elements, dist.device), _halving_seconds(elements, dist.device)
+    ranks = dist.gather_objects((whole * grad_accum + update, backward, count * grad_accum, halving, ready))
     own, backwards, tokens, halvings, _ = (list(values) for values in zip(*ranks, strict=True))
     return Pace(max(own), max(backwards), own, tokens, ranks[0][-1], _by_rows(dist, module, parameters), max(halvings))
 
@@ -96,17 +97,43 @@ def _micro_batch(dist, module, loss_fn, batch, precision):
     return ended - started, ended - middle, middle, launched, float(count)
 
 
+def _update_seconds(elements, device):
+    """Seconds of the norm of so many gradients and of AdamW's step with them. In a step of few tokens they are a good
+    part of it."""
+    part = torch.nn.ParameterList([torch.ones(min(elements, TIMED_ELEMENTS), device=device)])
+    optimizer = optim.adamw(part, 1e-3, 0.1)
+    part[0].grad = torch.ones_like(part[0])
+
+    def update():
+        torch.nn.utils.clip_grad_norm_(part.parameters(), 1.0)
+        optimizer.step()
+
+    return _seconds(update, device) * elements / len(part[0])
+
+
 def _halving_seconds(elements, device):
     """Seconds to round so many gradients to float16 and back, keeping what rounding takes off, as fp16 does for each
-    step (see halving.py): those of a part of them, in proportion."""
-    part, scale, taken = torch.ones(min(elements, HALVED_ELEMENTS), device=device), torch.ones((), device=device), []
-    for _ in range(4):
-        started = time.perf_counter()
+    step (see halving.py)."""
+    part, scale = torch.ones(min(elements, TIMED_ELEMENTS), device=device), torch.ones((), device=device)
+
+    def halved():
         half, owed = halve(part.div(2).add_(part), scale, 2)
         (half.float() / scale).add_(owed).abs().amax()
+
+    return _seconds(halved, device) * elements / len(part)
+
+
+def _seconds(work, device):
+    """Median seconds of work(), which has run once before."""
+    work()
+    backend.wait(device)
+    taken = []
+    for _ in range(3):
+        started = time.perf_counter()
+        work()
         backend.wait(device)
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:]) * elements / len(part)
+    return statistics.median(taken)
 
 
 def _by_rows(dist, module, parameters):

@@ -55,7 +55,7 @@ OURS_TOGETHER = ("ddp", "fp16", "diloco", "auto")
 METHODS = (ONE, CONTROL, *OURS_TOGETHER, TORCH_DDP, TORCH_LOCAL)
 IN_ROUNDS = ("diloco", TORCH_LOCAL)  # exchange once in --sync-every steps
 TITLES = {ONE: "una máquina", CONTROL: "sin intercambio"}
-SEED, SPEED_LR, BETA2 = 1234, 5e-4, 0.95
+SEED, SPEED_LR = 1234, 5e-4
 ENDLESS = 10**6  # steps of a run that is killed
 CHECKED, TOLERANCE = 4, 1e-4  # steps whose losses must agree, and how well
 WARM_S = 3.0  # not measured: that long, and of a round of steps the first fragment
@@ -448,7 +448,7 @@ def summary(rows, rates, args):
 def model_words(args, folder):
     return ["--preset", "demo", "--n-layer", args.n_layer, "--n-embd", args.n_embd, "--n-head", args.n_head,
             "--seq-len", args.seq_len, "--batch-size", args.batch_size, "--grad-accum", 1, "--dropout", 0,
-            "--precision", "fp32", "--beta2", BETA2, "--data-dir", folder / "Data", "--resume", "none",
+            "--precision", "fp32", "--beta2", args.beta2, "--data-dir", folder / "Data", "--resume", "none",
             "--checkpoint-freq", 0, "--sample-length", 0]
 
 
@@ -495,7 +495,7 @@ def sizes(args):
     lr, momentum = outer_step(args, args.tokens // (tokens * args.machines) if args.quality else ENDLESS)
     return {"parameters": config.parameters(), "gradient_mb": 4e-6 * config.parameters(), "machines": args.machines,
             "step_tokens": tokens, "sync_every": args.sync_every, "sync_lr": lr, "sync_momentum": momentum,
-            "beta2": BETA2, "threads": 1}
+            "beta2": args.beta2, "threads": 1}
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
@@ -659,6 +659,8 @@ def build_parser():
     parser.add_argument("--corpus", type=existing_file, nargs="+", metavar="FICHERO",
                         help="textos que se añaden a la muestra incluida")
     parser.add_argument("--lr", type=float, default=1e-3, help="tasa de aprendizaje de --quality (por defecto: 0.001)")
+    parser.add_argument("--beta2", type=float, default=0.99, metavar="X",
+                        help="la de AdamW; más, con menos tokens por paso (por defecto: 0.99)")
     for name, what in (("sync-lr", "tasa"), ("sync-momentum", "inercia")):
         parser.add_argument(f"--{name}", type=float, metavar="X",
                             help=f"{what} de los acuerdos de diloco (por defecto: la de los scripts)")

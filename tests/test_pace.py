@@ -188,6 +188,24 @@ def test_time_is_bounded_and_the_first_pass_does_not_count(monkeypatch):
     assert len(calls) == 1 + pace.REPETITIONS
 
 
+def test_a_step_ends_with_the_optimiser_timed_on_a_part_of_the_weights(monkeypatch):
+    now, updated = [0.0], []
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(pace, "TIMED_ELEMENTS", 1000)
+
+    def step(optimizer):
+        updated.append(sum(weights.numel() for group in optimizer.param_groups for weights in group["params"]))
+        now[0] += 2.0
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: now.__setitem__(0, now[0] + 7.0))
+    module, batch = small_gpt()
+    found = measured(module, batch, grad_accum=4)
+    assert set(updated) == {1000}
+    assert found.compute_s == pytest.approx(28 + 2.0 * sum(weights.numel() for weights in module.parameters()) / 1000)
+    assert (found.backward_s, found.own_s) == (7.0, [found.compute_s])
+
+
 def test_gradients_are_complete_in_the_order_in_which_backward_comes_by():
     module, batch = small_gpt(dropout=0.0)
     ready = dict(zip((name for name, _ in module.named_parameters()), measured(module, batch).ready, strict=True))

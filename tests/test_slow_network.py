@@ -184,10 +184,11 @@ def test_command_lines_are_those_of_the_script(slow, tmp_path):
         words = slow.speed_words(args, tmp_path, method)
         parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
         assert parsed.sync == (method if method in ("ddp", "fp16", "diloco", "auto") else "auto")
+    args = slow.build_parser().parse_args(["--beta2", "0.999"])
     words = slow.quality_words(args, tmp_path, "diloco", 3, 1464)
     parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
     assert (parsed.seed, parsed.sync_every, parsed.eval_interval, parsed.max_steps) == (3, SYNC_EVERY, 97, 1464)
-    assert slow.sizes(args)["gradient_mb"] > 50
+    assert slow.sizes(args)["gradient_mb"] > 50 and slow.sizes(args)["beta2"] == parsed.beta2 == 0.999
     for words, outer in (([], (0.7, 0.9)), (["--quality"], (0.9, 0.5)), (["--quality", "--sync-lr", "1"], (1.0, 0.5))):
         about = slow.sizes(slow.build_parser().parse_args(words))
         assert (about["sync_lr"], about["sync_momentum"]) == outer
