@@ -5,9 +5,11 @@ Every process trains a copy of the model. After `every` steps it sends by how mu
 ones; the mean over the processes is the gradient of an outer step, Nesterov's, that moves the agreed weights. As in
 Streaming DiLoCo (Douillard et al. 2025) the weights are cut into fragments that take turns, one leaving every
 every / FRAGMENTS steps, and travel while computing goes on: what arrives replaces what was sent, and the progress made
-meanwhile stays. Differences travel in 8 bits; what rounding takes off one is added to the next (Seide et al. 2014).
+meanwhile stays. Differences travel in 8 bits (aura/averaging.py); what rounding takes off one is added to the next
+(Seide et al. 2014).
 """
 
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -16,30 +18,32 @@ from datetime import timedelta
 import torch
 import torch.distributed as c10d
 
+from aura import averaging
 from aura.ema import swapped
 from aura.sync import SYNC_LR, SYNC_MOMENTUM, Known, name_run
 
 FRAGMENTS = 8
-BLOCK = 1024  # values that share a scale
+FORMAT = 2  # of own_state(): since 2 it tells what the means owe
 LAG = 2  # steps after which every rank acts on what was told in one: a message has that long to arrive
 
 
 @dataclass
 class Flight:
-    """One fragment on its way. local: this rank's weights when it left; what was gained since is told by them."""
+    """One fragment on its way. payload: what of this rank's is sent. local: its weights when it left; what was gained
+    since is told by them. average: averaging.start() of the payload."""
 
     fragment: int
     payload: torch.Tensor
     local: torch.Tensor
-    received: list | None = None
-    work: object = None
+    average: object = None
 
 
 class DiLoCo:
     """What loop.train and pretrain call a sync (see sync.Exact), where ranks agree every `every` steps.
 
     module: the same weights on every rank. lr, momentum: of the outer step. Takes 12 bytes a parameter on its device:
-    the agreed weights, the outer momentum and what rounding still owes, flat in the order of module.parameters().
+    the agreed weights, the outer momentum and what rounding still owes, flat in the order of module.parameters(). Of
+    n > 2 ranks each keeps 4 / n bytes more in host memory: what rounding owes of the means that it sends.
     """
 
     method = "diloco"
@@ -47,7 +51,7 @@ class DiLoCo:
     def __init__(self, dist, module, every, lr=SYNC_LR, momentum=SYNC_MOMENTUM):
         self.dist, self.every, self.parameters = dist, every, list(module.parameters())
         self.outer_lr, self.outer_momentum = lr, momentum
-        self.setting = {"method": "diloco", "every": every, "processes": dist.world_size}
+        self.setting = {"method": "diloco", "every": every, "processes": dist.world_size, "format": FORMAT}
         self.run = name_run(dist)
         self.agreed_flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.momentum, self.residual = (torch.zeros_like(self.agreed_flat) for _ in range(2))
@@ -57,6 +61,8 @@ class DiLoCo:
         self.due = {(number + 1) * every // fragments % every: number for number in range(fragments)}
         # A group of its own: one gloo group carries two things at a time, and a message must not wait for a fragment.
         self.wire = c10d.new_group(backend="gloo", timeout=timedelta(seconds=dist.timeout))
+        self.owed = [averaging.nothing_owed(end - begin, dist.world_size)
+                     for begin, end in itertools.pairwise(self.cuts)]
         self.flight, self.messages, self.own = None, deque(), None
 
     def wrap(self, model):
@@ -80,6 +86,8 @@ class DiLoCo:
         """
         with clock.phase("communication"):
             self._tell(step, trouble)
+            if self.flight:
+                self.flight.average.advance()
             if step % self.every in self.due and not last:
                 self._arrive()
                 self._depart(self.due[step % self.every])
@@ -104,7 +112,7 @@ class DiLoCo:
     def close(self):
         """Let what is under way arrive before the group ends; it is forgotten, own_state() has told of it."""
         if self.flight:
-            self.flight.work.wait()
+            self.flight.average.mean(self.agreed_flat.device)
 
     # ---- What is kept -----------------------------------------------------------------------------------------------
 
@@ -115,7 +123,7 @@ class DiLoCo:
     def own_state(self):
         """What this rank alone knows: with it the run goes on bit for bit."""
         flight = self.flight and {name: getattr(self.flight, name) for name in ("fragment", "payload", "local")}
-        return {"local": self._local(slice(None)), "residual": self.residual, "flight": flight}
+        return {"local": self._local(slice(None)), "residual": self.residual, "owed": self.owed, "flight": flight}
 
     @torch.no_grad()
     def restore(self, state, own):
@@ -128,6 +136,7 @@ class DiLoCo:
         if own:
             self._put(slice(None), own["local"].to(self.agreed_flat.device))
             self.residual.copy_(own["residual"])
+            self.owed = own["owed"]
             if own["flight"]:
                 self.flight = Flight(own["flight"]["fragment"], own["flight"]["payload"],
                                      own["flight"]["local"].to(self.agreed_flat.device))
@@ -164,15 +173,14 @@ class DiLoCo:
             local = self.agreed_flat[place].clone()
             self._put(place, local)
             change = torch.zeros_like(change)
-        payload, sent = pack(change, float(finite))
+        payload, sent = averaging.pack_all(change, float(finite), self.dist.world_size)
         self.residual[place] = change - sent
         self.flight = Flight(fragment, payload, local)
         self._launch()
 
     def _launch(self):
         flight = self.flight
-        flight.received = [torch.empty_like(flight.payload) for _ in range(self.dist.world_size)]
-        flight.work = c10d.all_gather(flight.received, flight.payload, group=self.wire, async_op=True)
+        flight.average = averaging.start(flight.payload, len(flight.local), self.wire, self.owed[flight.fragment])
 
     def _arrive(self):
         """Wait for what is under way, if anything, and take the outer step with it: Nesterov's as torch.optim.SGD
@@ -189,17 +197,11 @@ class DiLoCo:
 
     @torch.no_grad()
     def _received(self):
-        """(mean change over the ranks that had one, None if none had; the place of the fragment), added up in the order
-        of the ranks."""
-        flight, place = self.flight, self._place(self.flight.fragment)
-        flight.work.wait()
-        total, mean = 0.0, torch.zeros_like(flight.local)
-        for payload in flight.received:
-            weight, change = unpack(payload, len(flight.local), flight.local.device)
-            total += weight
-            if weight:
-                mean.add_(change)
-        return (mean.div_(total) if total else None), place
+        """(mean change over the ranks that had one, None if none had; the place of the fragment)."""
+        flight = self.flight
+        mean = flight.average.mean(self.agreed_flat.device)
+        self.owed[flight.fragment] = flight.average.owed
+        return mean, self._place(flight.fragment)
 
     @torch.no_grad()
     def _land(self, place):
@@ -249,22 +251,3 @@ class DiLoCo:
     def _put(self, place, values):
         pieces = self._pieces(place)
         torch._foreach_copy_(pieces, list(values.split([len(piece) for piece in pieces])))
-
-
-def pack(values, weight):
-    """(payload, values as the receiver will read them) of float32 [n]: a weight, a scale for each BLOCK of values and
-    each value in 8 bits, as uint8 in host memory."""
-    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
-    scales = blocks.abs().amax(1, keepdim=True) / 127
-    rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_()
-    head = torch.cat([scales.new_tensor([weight]), scales.flatten()])
-    payload = torch.cat([head.view(torch.uint8), rounded.to(torch.int8).flatten()[:len(values)].view(torch.uint8)])
-    return payload.cpu(), rounded.mul_(scales).flatten()[:len(values)]
-
-
-def unpack(payload, count, device):
-    """(weight, float32 [count] on the device) of what pack() made."""
-    size = 4 * (1 + -(-count // BLOCK))
-    head = payload[:size].view(torch.float32)
-    values = torch.nn.functional.pad(payload[size:].view(torch.int8), (0, -count % BLOCK)).to(device).float()
-    return float(head[0]), values.view(-1, BLOCK).mul_(head[1:, None].to(device)).flatten()[:count]

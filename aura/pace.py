@@ -11,8 +11,9 @@ import torch
 
 from aura import allreduce, backend, optim
 from aura.allreduce import GRADIENT_BYTES
+from aura.averaging import BLOCK
 from aura.diagnosis import span
-from aura.diloco import BLOCK, FRAGMENTS
+from aura.diloco import FRAGMENTS
 from aura.halving import halve
 from aura.sync import METHODS
 
@@ -144,8 +145,8 @@ def _by_rows(dist, module, parameters):
     return tuple(number for number, parameter in enumerate(parameters) if id(parameter) in apart)
 
 
-def estimate(curve, parameters, pace, world_size, every):
-    """{"ddp": seconds a step, "fp16": ..., "diloco": ...} over `world_size` ranks.
+def estimate(curve, parameters, pace, every):
+    """{"ddp": seconds a step, "fp16": ..., "diloco": ...}.
 
     curve: of allreduce.exchange_curve. parameters: their elements, in the order of module.parameters(). every: steps
     between two agreements of diloco. With the first two a step waits for what backward does not hide and ends with a
@@ -156,11 +157,10 @@ def estimate(curve, parameters, pace, world_size, every):
     halved = allreduce.step_seconds(curve, _gradients(parameters, pace), pace.backward_s, HALF_BYTES)
     fragments = min(FRAGMENTS, every)
     payload = sum(parameters) / fragments * (1 + SCALE_BYTES / BLOCK)
-    # Through a rank's link an all_gather of n payloads moves n - 1 of them, an all_reduce 2 (n - 1) / n of its bytes.
-    gathered = allreduce.seconds_for(curve, payload * world_size / 2)
+    averaged = allreduce.seconds_for(curve, payload)  # as many bytes as averaging.start() moves, in as many turns
     hidden = every / fragments * pace.compute_s
     return {"ddp": pace.compute_s + exact + agree, "fp16": pace.compute_s + pace.halving_s + halved + agree,
-            "diloco": pace.compute_s + max(0.0, gathered - hidden) * fragments / every}
+            "diloco": pace.compute_s + max(0.0, averaged - hidden) * fragments / every}
 
 
 def _gradients(parameters, pace, without=()):
@@ -186,7 +186,7 @@ def found(dist, module, loss_fn, batch, precision, grad_accum, every, unit="toke
     decision = None
     if dist.main:
         parameters = [parameter.numel() for parameter in module.parameters()]
-        seconds = estimate(curve, parameters, pace, dist.world_size, every)
+        seconds = estimate(curve, parameters, pace, every)
         decision = choose(seconds), lines(curve, parameters, pace, seconds, dist.addresses(), unit)
     return dist.broadcast_tree(decision)
 

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from aura import averaging
+from aura.averaging import BLOCK, pack, unpack
 from aura.clock import Clock
-from aura.diloco import BLOCK, DiLoCo, pack, unpack
+from aura.diloco import DiLoCo
 from tests.support import run_ranks
 
 RATE = 0.01  # of every process's own AdamW
-CASES = {2: (1, 3, 8, 12, 20), 3: (5,)}  # processes: steps between two agreements
+CASES = {2: (1, 3, 8, 12, 20), 3: (5, 20)}  # processes: steps between two agreements
 OUTER = {12: (0.9, 0.5)}  # steps between two agreements: rate and momentum of these, where not as published
 
 GROUP = """
@@ -85,8 +87,8 @@ def train(dist, every):
 
 def drift(dist):
     """How far the agreed weights have come after 100 agreements in which each rank asked for less than a step of the
-    8 bits."""
-    module = torch.nn.Linear(2, 1, bias=False)
+    8 bits in every second."""
+    module = torch.nn.Linear(2, dist.world_size, bias=False)
     with torch.no_grad():
         module.weight.zero_()
     synced = DiLoCo(dist, module, 1, lr=1.0, momentum=0.0)  # the agreed weights are the mean of what arrives
@@ -104,7 +106,7 @@ def spoilt(dist):
     for step in range(1, 8):
         with torch.no_grad():
             for parameter in module.parameters():
-                parameter += 0.01 if dist.rank == 0 else float("nan") if step in (3, 4) else 0.0
+                parameter += {0: 0.01, 1: float("nan") if step in (3, 4) else 0.0}.get(dist.rank, 0.0)
         if step == 5 and dist.rank == 1:
             assert not flat(module).isfinite().all(), "what is NaN stays until its fragment leaves"
         if step == 6:
@@ -115,13 +117,18 @@ def spoilt(dist):
     return {"agreed": torch.stack(agreed), "after": flat(module)}
 
 
-def two(dist, folder):
-    torch.save({**{every: train(dist, every) for every in CASES[2]}, "drift": drift(dist), "spoilt": spoilt(dist)},
-               folder / f"2-{dist.rank}.pt")
+def nobody(dist):
+    """The mean where no rank has anything finite to say, and what is owed then by one who owed 0.3 before."""
+    owed = averaging.nothing_owed(100, dist.world_size) + 0.3
+    payload, _ = averaging.pack_all(torch.ones(100), 0.0, dist.world_size)
+    average = averaging.start(payload, 100, torch.distributed.group.WORLD, owed)
+    return {"mean": average.mean(dist.device), "owed": average.owed}
 
 
-def three(dist, folder):
-    torch.save({every: train(dist, every) for every in CASES[3]}, folder / f"3-{dist.rank}.pt")
+def everything(dist, folder):
+    size, work = dist.world_size, (drift, spoilt, nobody)
+    torch.save({**{every: train(dist, every) for every in CASES[size]}, **{each.__name__: each(dist) for each in work}},
+               folder / f"{size}-{dist.rank}.pt")
 
 
 # ---- Here ---------------------------------------------------------------------------------------------------------
@@ -131,8 +138,8 @@ def three(dist, folder):
 def runs(tmp_path_factory):
     """{processes: what each rank has saved}."""
     folder = tmp_path_factory.mktemp("diloco")
-    together(2, two, folder)
-    together(3, three, folder)
+    for size in CASES:
+        together(size, everything, folder)
     return {size: [torch.load(folder / f"{size}-{rank}.pt") for rank in range(size)] for size in CASES}
 
 
@@ -146,6 +153,7 @@ def reference(world_size, every, steps):
     lr, momentum = OUTER.get(every, (0.7, 0.9))
     outer = [torch.optim.SGD([part], lr=lr, momentum=momentum, nesterov=True) for part in agreed]
     owed = [[torch.zeros_like(part) for part in agreed] for _ in local]
+    owed_mean = [torch.zeros_like(part) for part in agreed]  # of more than two ranks the mean is rounded as well
     away, after = None, []
     for step in range(1, steps):
         for rank, weights in enumerate(local):
@@ -156,25 +164,29 @@ def reference(world_size, every, steps):
             with torch.no_grad():
                 if away:
                     number, left, sent = away
-                    agreed[number].grad = sum(sent) / world_size
+                    mean = wanted = sum(sent) / world_size + owed_mean[number]
+                    if world_size > 2:
+                        mean = eight_bits(wanted, world_size)
+                    owed_mean[number], agreed[number].grad = wanted - mean, mean
                     outer[number].step()
                     for weights, was in zip(local, left, strict=True):
                         weights[places[number]] = agreed[number].float() + (weights[places[number]] - was)
                 left, sent = [weights[places[gone]].clone() for weights in local], []
                 for debts, was in zip(owed, left, strict=True):
                     wanted = agreed[gone] - was + debts[gone]
-                    sent.append(eight_bits(wanted))
+                    sent.append(eight_bits(wanted, world_size))
                     debts[gone] = wanted - sent[-1]
                 away = gone, left, sent
         after.append(torch.cat([part.detach() for part in agreed]))
     return torch.stack(after)
 
 
-def eight_bits(values):
-    """The nearest of the 255 values that a block of 1024 has, block by block."""
-    blocks = [block * 127 / block.abs().max() if block.any() else block for block in values.split(1024)]
-    return torch.cat([part.round() / 127 * block.abs().max()
-                      for part, block in zip(blocks, values.split(1024), strict=True)])
+def eight_bits(values, world_size):
+    """The nearest of the 255 values that a block of 1024 has, block by block; parts of more than two have their own."""
+    parts = values.split(4 * -(-len(values) // (4 * world_size)) if world_size > 2 else len(values))
+    blocks = [block for part in parts for block in part.split(1024)]
+    return torch.cat([(block * 127 / block.abs().max()).round() / 127 * block.abs().max() if block.any() else block
+                      for block in blocks])
 
 
 @pytest.mark.parametrize("size, every", [(size, every) for size in CASES for every in CASES[size]])
@@ -186,31 +198,42 @@ def test_the_agreed_weights_are_those_of_the_formula_and_the_same_on_all_ranks(r
     assert (away > 1e-6).float().mean() < 5e-3 and away.max() < 2 * every * RATE / 127
 
 
-@pytest.mark.parametrize("size, every", [(2, 20), (3, 5)])
+@pytest.mark.parametrize("size, every", [(2, 20), (3, 5), (3, 20)])
 def test_in_the_end_all_have_the_mean(runs, size, every):
     found = [rank[every] for rank in runs[size]]
     assert all(torch.equal(rank["after"], found[0]["agreed"][-1]) for rank in found)
     last_way = runs[size][0][every]["agreed"][-2]
     mean = sum(rank["before"] for rank in found) / size
     step = max((rank["before"] - last_way).abs().max() for rank in found) / 127
-    assert (found[0]["after"] - mean).abs().max() <= step
+    assert (found[0]["after"] - mean).abs().max() <= (1 if size == 2 else 2) * step  # a mean of three is rounded again
     assert (found[0]["after"] - last_way).abs().max() > 10 * step
 
 
-def test_what_rounding_owes_is_paid(runs):
-    assert torch.equal(runs[2][0]["drift"], runs[2][1]["drift"])
-    along, small = runs[2][0]["drift"].tolist()
-    assert along == pytest.approx(100, rel=1e-5) and small == pytest.approx(0.15, abs=1 / 127)
+@pytest.mark.parametrize("size", CASES)
+def test_what_rounding_owes_is_paid(runs, size):
+    assert all(torch.equal(rank["drift"], runs[size][0]["drift"]) for rank in runs[size])
+    along, small = runs[size][0]["drift"].view(size, 2).T.tolist()
+    assert along == pytest.approx([100] * size, rel=1e-5)
+    assert small == pytest.approx([0.05 * (1 + size)] * size, abs=(1 if size == 2 else 2) / 127)
 
 
-def test_weights_that_are_not_finite_never_leave_their_rank(runs):
-    found = [rank["spoilt"] for rank in runs[2]]
-    assert torch.equal(found[0]["agreed"], found[1]["agreed"]) and found[0]["agreed"].isfinite().all()
+@pytest.mark.parametrize("size", CASES)
+def test_weights_that_are_not_finite_never_leave_their_rank(runs, size):
+    found = [rank["spoilt"] for rank in runs[size]]
+    assert all(torch.equal(rank["agreed"], found[0]["agreed"]) for rank in found)
+    assert found[0]["agreed"].isfinite().all()
     assert all(torch.equal(rank["after"], found[0]["agreed"][-1]) for rank in found)
-    # The half that leaves after step 3 comes from rank 0 alone, which has gone on by 0.02 since it left before.
-    moved = found[0]["agreed"][3] - found[0]["agreed"][2]
-    momentum = 0.9 * 0.005 + 0.02
-    torch.testing.assert_close(moved[:2405], torch.full([2405], 0.7 * (0.9 * momentum + 0.02)), atol=1e-4, rtol=0)
+    # The half that leaves after step 3 comes from all but rank 1; of these rank 0 has gone on by 0.02 since the last.
+    moved, mean = found[0]["agreed"][3] - found[0]["agreed"][2], 0.02 / (size - 1)
+    momentum = 0.9 * 0.01 / size + mean
+    torch.testing.assert_close(moved[:2405], torch.full([2405], 0.7 * (0.9 * momentum + mean)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_where_nobody_has_anything_to_say_there_is_no_mean_and_debts_stay(runs, size):
+    for rank in runs[size]:
+        assert rank["nobody"]["mean"] is None
+        assert torch.equal(rank["nobody"]["owed"], averaging.nothing_owed(100, size) + 0.3)
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 7])

@@ -33,32 +33,30 @@ def pace_of(compute_s, backward_s=0.0, own_s=None, **more):
 
 def test_a_step_of_each_method_takes_what_one_works_out_by_hand():
     curve, parameters = link(1e6), [2_000_000]  # one bucket of 8 MB, 8 s on the network
-    seconds = pace.estimate(curve, parameters, pace_of(1.0), 2, every=100)
+    seconds = pace.estimate(curve, parameters, pace_of(1.0), every=100)
     small = 1024 / 1e6  # of the sum that ends the step
     assert seconds["ddp"] == pytest.approx(1 + 8 + small)
     assert seconds["fp16"] == pytest.approx(1 + 4 + small)
     assert seconds["diloco"] == 1.0  # 12.5 steps hide 0.25 s
-    fast = pace.estimate(curve, parameters, pace_of(0.01), 2, every=100)
-    # A fragment: 250,000 bytes and 4 more for each 1024; two payloads take what an all_reduce of as many bytes does.
+    fast = pace.estimate(curve, parameters, pace_of(0.01), every=100)
+    # A fragment: 250,000 bytes and 4 more for each 1024.
     assert fast["diloco"] == pytest.approx(0.01 + (0.250_000 * (1 + 4 / 1024) - 12.5 * 0.01) / 12.5)
-    halving = pace.estimate(curve, parameters, pace_of(1.0, halving_s=0.5), 2, every=100)
+    halving = pace.estimate(curve, parameters, pace_of(1.0, halving_s=0.5), every=100)
     assert halving == {**seconds, "fp16": pytest.approx(1.5 + 4 + small)}
-    four = pace.estimate(curve, parameters, pace_of(0.01), 4, every=100)
-    assert four["diloco"] == pytest.approx(0.01 + (0.500_000 * (1 + 4 / 1024) - 12.5 * 0.01) / 12.5)
-    far = pace.estimate(link(1e6, latency=0.3), parameters, pace_of(0.01), 2, every=2)  # two fragments, one a step
+    far = pace.estimate(link(1e6, latency=0.3), parameters, pace_of(0.01), every=2)  # two fragments, one a step
     assert far["diloco"] == pytest.approx(0.01 + 0.3 + 1.0 * (1 + 4 / 1024) - 0.01)
 
 
 def test_backward_hides_what_leaves_before_it_ends():
     curve, ready = link(1e7), (1.0, 0.5)
     parameters = [500_000, 10_000_000]  # 2 MB that are complete last, 40 MB in the middle of backward
-    seconds = pace.estimate(curve, parameters, pace_of(30.0, 20.0, ready=ready), 2, 100)
+    seconds = pace.estimate(curve, parameters, pace_of(30.0, 20.0, ready=ready), 100)
     small = 1024 / 1e7
     assert seconds["ddp"] == pytest.approx(30 + 0.2 + small) and seconds["fp16"] == pytest.approx(30 + 0.1 + small)
-    seconds = pace.estimate(curve, parameters, pace_of(3.0, 2.0, ready=ready), 2, 100)
+    seconds = pace.estimate(curve, parameters, pace_of(3.0, 2.0, ready=ready), 100)
     assert seconds["ddp"] == pytest.approx(1 + 1 + 4 + 0.2 + small)
     assert seconds["fp16"] == pytest.approx(1 + 1 + 2 + 0.1 + small)
-    rows = pace.estimate(curve, parameters, pace_of(3.0, 2.0, ready=ready, by_rows=(1,)), 2, 100)
+    rows = pace.estimate(curve, parameters, pace_of(3.0, 2.0, ready=ready, by_rows=(1,)), 100)
     assert rows["ddp"] == pytest.approx(3 + 0.2 + small) and rows["fp16"] == seconds["fp16"]
 
 
@@ -71,19 +69,18 @@ def test_buckets_leave_in_the_order_in_which_gradients_are_complete():
 
 # ---- The choice -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("every", [10, 100])  # of 8 ranks that agree in every step diloco sends more than fp16
-@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("every", [1, 10, 100])
 @pytest.mark.parametrize("compute_s", [0.05, 1.5, 40.0])
-def test_a_slower_link_never_makes_a_more_exact_method_better(compute_s, world_size, every):
+def test_a_slower_link_never_makes_a_more_exact_method_better(compute_s, every):
     step = pace_of(compute_s, compute_s / 2)
-    chosen = [METHODS.index(pace.choose(pace.estimate(link(10 ** (exponent / 8)), FOURTEEN_MILLION, step, world_size,
-                                                      every))) for exponent in range(104, 30, -1)]
+    chosen = [METHODS.index(pace.choose(pace.estimate(link(10 ** (exponent / 8)), FOURTEEN_MILLION, step, every)))
+              for exponent in range(104, 30, -1)]
     assert chosen == sorted(chosen) and chosen[0] == METHODS.index("ddp")
 
 
 @pytest.mark.parametrize(("rate", "name"), [(1e15, "ddp"), (10 * MBIT, "diloco"), (50 * MBIT, "diloco")])
 def test_what_is_beyond_doubt(rate, name):
-    assert pace.choose(pace.estimate(link(rate), FOURTEEN_MILLION, pace_of(1.5, 1.0), 2, 100)) == name
+    assert pace.choose(pace.estimate(link(rate), FOURTEEN_MILLION, pace_of(1.5, 1.0), 100)) == name
 
 
 @pytest.mark.parametrize(("seconds", "name"), [
@@ -98,7 +95,7 @@ def test_of_methods_that_are_about_as_fast_the_most_exact_is_taken(seconds, name
 
 def told(rate, step, machines=("a", "b"), **more):
     curve = link(rate, 1e-3)
-    seconds = pace.estimate(curve, FOURTEEN_MILLION, step, len(machines), 100)
+    seconds = pace.estimate(curve, FOURTEEN_MILLION, step, 100)
     return pace.lines(curve, FOURTEEN_MILLION, step, seconds, machines, **more)
 
 
