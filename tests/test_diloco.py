@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as c10d
 
 from aura import averaging
 from aura.averaging import BLOCK, pack, unpack
@@ -11,6 +12,7 @@ from tests.support import run_ranks
 
 RATE = 0.01  # of every process's own AdamW
 CASES = {2: (1, 3, 8, 12, 20), 3: (5, 20)}  # processes: steps between two agreements
+COUNT = 100_000  # values of which nobody() takes the mean
 OUTER = {12: (0.9, 0.5)}  # steps between two agreements: rate and momentum of these, where not as published
 
 GROUP = """
@@ -118,11 +120,20 @@ def spoilt(dist):
 
 
 def nobody(dist):
-    """The mean where no rank has anything finite to say, and what is owed then by one who owed 0.3 before."""
-    owed = averaging.nothing_owed(100, dist.world_size) + 0.3
-    payload, _ = averaging.pack_all(torch.ones(100), 0.0, dist.world_size)
-    average = averaging.start(payload, 100, torch.distributed.group.WORLD, owed)
-    return {"mean": average.mean(dist.device), "owed": average.owed}
+    """The mean where no rank has anything finite to say, what is owed then by one who owed 0.3 before, and the bytes
+    that left this rank."""
+    sent, others = [], dist.world_size - 1
+    gather, scatter = c10d.all_gather, c10d.all_to_all_single
+    c10d.all_gather = lambda into, data, **more: (sent.append(len(data) * others), gather(into, data, **more))[1]
+    c10d.all_to_all_single = lambda into, data, **more: (
+        sent.append(len(data) * others // dist.world_size), scatter(into, data, **more))[1]
+    try:
+        owed = averaging.nothing_owed(COUNT, dist.world_size) + 0.3
+        payload, _ = averaging.pack_all(torch.ones(COUNT), 0.0, dist.world_size)
+        average = averaging.start(payload, COUNT, c10d.group.WORLD, owed)
+        return {"mean": average.mean(dist.device), "owed": average.owed, "bytes": sum(sent)}
+    finally:
+        c10d.all_gather, c10d.all_to_all_single = gather, scatter
 
 
 def everything(dist, folder):
@@ -233,7 +244,13 @@ def test_weights_that_are_not_finite_never_leave_their_rank(runs, size):
 def test_where_nobody_has_anything_to_say_there_is_no_mean_and_debts_stay(runs, size):
     for rank in runs[size]:
         assert rank["nobody"]["mean"] is None
-        assert torch.equal(rank["nobody"]["owed"], averaging.nothing_owed(100, size) + 0.3)
+        assert torch.equal(rank["nobody"]["owed"], averaging.nothing_owed(COUNT, size) + 0.3)
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_a_rank_sends_as_many_bytes_as_a_ring_would(runs, size):
+    for rank in runs[size]:
+        assert rank["nobody"]["bytes"] == pytest.approx(2 * (size - 1) / size * COUNT, rel=0.01)
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 7])
