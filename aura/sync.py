@@ -115,6 +115,9 @@ def make(args, dist, module, steps, measure):
         dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
                    f"{steps // args.sync_every} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
                    f"{momentum:g}); se validan y se guardan los pesos acordados.")
+        if _few_agreements(args, steps):
+            dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores enseñan más: «Lotes menores» en "
+                       "docs/wsl2.md.")
         return DiLoCo(dist, module, args.sync_every, lr, momentum)
     if method == "fp16":
         dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
@@ -123,10 +126,13 @@ def make(args, dist, module, steps, measure):
 
 def outer_step(args, steps):
     """(learning rate, momentum) of diloco's agreements in a run of so many steps; what the arguments give wins."""
-    few = steps < FEW_AGREEMENTS * args.sync_every
-    lr, momentum = (FEW_LR, FEW_MOMENTUM) if few else (SYNC_LR, SYNC_MOMENTUM)
+    lr, momentum = (FEW_LR, FEW_MOMENTUM) if _few_agreements(args, steps) else (SYNC_LR, SYNC_MOMENTUM)
     return (lr if args.sync_lr is None else args.sync_lr,
             momentum if args.sync_momentum is None else args.sync_momentum)
+
+
+def _few_agreements(args, steps):
+    return steps < FEW_AGREEMENTS * args.sync_every
 
 
 def name_run(dist):

@@ -341,7 +341,7 @@ def test_the_script_ends_when_a_rank_has_nothing_but_nans_and_hands_out_the_agre
         assert "último punto de control: checkpoints/ckpt-00000005.pt" in output
     assert "AVISO, paso 7" in outputs[0][1]
     assert "cada proceso da 10 pasos por su cuenta entre dos acuerdos, 2 en todo el" in outputs[0][1]
-    assert "(--sync-lr 0.9 --sync-momentum 0.5)" in outputs[0][1]
+    assert "(--sync-lr 0.9 --sync-momentum 0.5)" in outputs[0][1] and "«Lotes menores» en docs/wsl2" in outputs[0][1]
 
     for code, output in run_ranks([*command, "--max-steps", 5, "--output", "otra.pth"], [tmp_path] * 2):
         assert code == 0, output
