@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 METHODS = ("ddp", "fp16", "diloco")
-SYNC_EVERY = 56  # over two machines 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
+SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
 # In a run of fewer agreements the published momentum costs more than it earns: see the losses at 26 in docs/wsl2.md. A
 # small model ended alike with either a little above 100.
@@ -116,8 +116,8 @@ def make(args, dist, module, steps, measure):
                    f"{steps // args.sync_every} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
                    f"{momentum:g}); se validan y se guardan los pesos acordados.")
         if _few_agreements(args, steps):
-            dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores enseñan más: «Lotes menores» en "
-                       "docs/wsl2.md.")
+            dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores pueden enseñar más: «Lotes "
+                       "menores» en docs/wsl2.md.")
         return DiLoCo(dist, module, args.sync_every, lr, momentum)
     if method == "fp16":
         dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")

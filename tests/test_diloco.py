@@ -136,8 +136,20 @@ def nobody(dist):
         c10d.all_gather, c10d.all_to_all_single = gather, scatter
 
 
+def between(dist):
+    """Whether the mean of this rank's part has left in a step between two departures, once the part had arrived."""
+    synced = DiLoCo(dist, layers(), 20)
+    for step in (1, 2):
+        advance(synced, step)
+    synced.flight.average.work.wait()
+    advance(synced, 3)
+    left = getattr(synced.flight.average, "means", None) is not None
+    advance(synced, 4, last=True)
+    return left
+
+
 def everything(dist, folder):
-    size, work = dist.world_size, (drift, spoilt, nobody)
+    size, work = dist.world_size, (drift, spoilt, nobody, between)
     torch.save({**{every: train(dist, every) for every in CASES[size]}, **{each.__name__: each(dist) for each in work}},
                folder / f"{size}-{dist.rank}.pt")
 
@@ -245,6 +257,10 @@ def test_where_nobody_has_anything_to_say_there_is_no_mean_and_debts_stay(runs, 
     for rank in runs[size]:
         assert rank["nobody"]["mean"] is None
         assert torch.equal(rank["nobody"]["owed"], averaging.nothing_owed(COUNT, size) + 0.3)
+
+
+def test_the_mean_of_a_part_leaves_while_steps_go_on(runs):
+    assert all(rank["between"] for rank in runs[3])
 
 
 @pytest.mark.parametrize("size", CASES)
