@@ -448,7 +448,7 @@ def summary(rows, rates, args):
 def model_words(args, folder):
     return ["--preset", "demo", "--n-layer", args.n_layer, "--n-embd", args.n_embd, "--n-head", args.n_head,
             "--seq-len", args.seq_len, "--batch-size", args.batch_size, "--grad-accum", 1, "--dropout", 0,
-            "--precision", "fp32", "--beta2", args.beta2, "--data-dir", folder / "Data", "--resume", "none",
+            "--precision", args.precision, "--beta2", args.beta2, "--data-dir", folder / "Data", "--resume", "none",
             "--checkpoint-freq", 0, "--sample-length", 0]
 
 
@@ -495,7 +495,7 @@ def sizes(args):
     lr, momentum = outer_step(args, args.tokens // (tokens * args.machines) if args.quality else ENDLESS)
     return {"parameters": config.parameters(), "gradient_mb": 4e-6 * config.parameters(), "machines": args.machines,
             "step_tokens": tokens, "sync_every": args.sync_every, "sync_lr": lr, "sync_momentum": momentum,
-            "beta2": args.beta2, "threads": 1}
+            "beta2": args.beta2, "precision": args.precision, "threads": 1}
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
@@ -661,6 +661,8 @@ def build_parser():
     parser.add_argument("--lr", type=float, default=1e-3, help="tasa de aprendizaje de --quality (por defecto: 0.001)")
     parser.add_argument("--beta2", type=float, default=0.99, metavar="X",
                         help="la de AdamW; más, con menos tokens por paso (por defecto: 0.99)")
+    parser.add_argument("--precision", choices=list(measure.DTYPES), default="fp32",
+                        help="en la que se calcula (por defecto: fp32)")
     for name, what in (("sync-lr", "tasa"), ("sync-momentum", "inercia")):
         parser.add_argument(f"--{name}", type=float, metavar="X",
                             help=f"{what} de los acuerdos de diloco (por defecto: la de los scripts)")
@@ -695,7 +697,10 @@ def main(argv=None):
         about = sizes(args)
         print(f"{about['parameters'] / 1e6:.2f} M parámetros, gradientes de {about['gradient_mb']:.1f} MB; "
               f"{args.machines} máquinas de un hilo, {about['step_tokens']} tokens por máquina y paso", flush=True)
-        result = quality(args, folder) if args.quality else speed(args, folder)
+        try:
+            result = quality(args, folder) if args.quality else speed(args, folder)
+        except Failed as problem:
+            raise SystemExit(f"falló: {problem}") from None
     if args.quality:
         print_summary(result["summary"])
     measure.write(args.json, result)

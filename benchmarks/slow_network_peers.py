@@ -94,7 +94,7 @@ def peer(name, every, words):
         from torch.distributed.optim import PostLocalSGDOptimizer
 
         optimizer = PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(every))
-    mark = Marks()
+    mark, precision = Marks(), pretrain.choose_precision(args.precision, place.device)
     table = Path(args.log_dir, "train.csv")
     table.parent.mkdir(parents=True)
     with open(table, "w", buffering=1, encoding="utf-8") as file:
@@ -102,7 +102,8 @@ def peer(name, every, words):
         for step in range(1, args.max_steps + 1):
             mark()
             batch = loader.next()
-            loss = model(batch[:, :-1], batch[:, 1:]) / batch[:, 1:].numel()
+            with precision.autocast():
+                loss = model(batch[:, :-1], batch[:, 1:]) / batch[:, 1:].numel()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), args.grad_clip)
             optimizer.step()

@@ -169,6 +169,15 @@ def test_a_crew_tells_how_it_failed_and_leaves_nothing(slow, tmp_path, monkeypat
         crew.watch(lambda: None, 0)
 
 
+def test_a_training_that_fails_ends_the_program_with_what_it_said(slow, tmp_path, monkeypatch):
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nsys.exit('--lr -1: must be above 0')\n")
+    monkeypatch.setattr(slow, "PROGRAM", program)
+    monkeypatch.setattr(slow, "prepare", lambda args, folder: None)
+    with pytest.raises(SystemExit, match="^falló: .*ha terminado con el código 1:\n--lr -1: must be above 0"):
+        slow.main(["--quality", "--methods", "diloco", "--seeds", "1"])
+
+
 def test_without_root_it_says_so_and_ends_well(slow, monkeypatch, capsys):
     monkeypatch.setattr(slow, "limits_work", lambda: False)
     slow.main([])
@@ -184,10 +193,11 @@ def test_command_lines_are_those_of_the_script(slow, tmp_path):
         words = slow.speed_words(args, tmp_path, method)
         parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
         assert parsed.sync == (method if method in ("ddp", "fp16", "diloco", "auto") else "auto")
-    args = slow.build_parser().parse_args(["--beta2", "0.999"])
+    args = slow.build_parser().parse_args(["--beta2", "0.999", "--precision", "bf16"])
     words = slow.quality_words(args, tmp_path, "diloco", 3, 1464)
     parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
     assert (parsed.seed, parsed.sync_every, parsed.eval_interval, parsed.max_steps) == (3, SYNC_EVERY, 97, 1464)
+    assert parsed.precision == slow.sizes(args)["precision"] == "bf16"
     assert slow.sizes(args)["gradient_mb"] > 50 and slow.sizes(args)["beta2"] == parsed.beta2 == 0.999
     for words, outer in (([], (0.7, 0.9)), (["--quality"], (0.9, 0.5)), (["--quality", "--sync-lr", "1"], (1.0, 0.5))):
         about = slow.sizes(slow.build_parser().parse_args(words))
