@@ -2,11 +2,14 @@
 
     checkpoints/ckpt-00000500.pt                one zip archive, readable with torch.load(weights_only=True)
     checkpoints/rank-00001/ckpt-00000500.pt     what rank 1 alone knew then, where ranks differ (see aura/sync.py)
+    checkpoints/.origen                         which run the folder belongs to, before it has a checkpoint
 
 Every record of the archive carries a CRC-32 that torch.load does not check; `damage` does, so a flipped bit is found
-and the checkpoint before it is taken. Rank 0 alone reads and writes the one; the others receive.
+and the checkpoint before it is taken. Rank 0 alone reads and writes the one; the others receive. Only where rank 0 was
+lost does another write it, on its own disk, and the next start finds it there.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -21,10 +24,11 @@ import torch
 
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError
-from aura.files import atomic_write, explain, remove_partials, set_aside
+from aura.files import atomic_write, explain, remove_partials, set_aside, write_bytes
 from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
+ORIGIN = ".origen"
 
 
 @dataclass(frozen=True)
@@ -291,21 +295,50 @@ class Checkpointer:
         Raises UserError for a path that does not exist or is damaged.
         """
         self.settle()
-        path = state = run = None
+        path = state = None
+        sync, holder = {}, 0
         if self.dist.main:
             path = choose(resume, self.directory, self.dist.print)
             state = path and read(path)
-            run = state and state.get("sync", {}).get("run")
-        path, run = self.dist.broadcast_tree((str(path) if path else None, run))
+            sync = {"origin": self._signed(), **(state.get("sync", {}) if path else {})}
+        path, run, origin = self.dist.broadcast_tree((str(path) if path else None, sync.get("run"), sync.get("origin")))
+        if resume == "auto" and origin:
+            further, holder = self._further(path, origin)
+            if holder:
+                path, run, state = str(further), None, _load(further) if self.dist.rank == holder else None
         if path is None:
             return None
         own = self._read_own(path, {**setting, "run": run}) if setting and run else None
         if setting and self.dist.sum([own is not None])[0] == self.dist.world_size:
             state = {**own, **(state or {})}
         else:
-            state = self.dist.broadcast_tree(state, keep)
-        self.last = path
+            state = self.dist.broadcast_tree(state, keep, holder)
+        self.last = f"{path} (en la máquina del rango {holder})" if holder else path
         return state
+
+    def sign(self, origin):
+        """Leave a sync's origin in the folder of its run: by it load() knows what belongs to the run when rank 0 was
+        lost before it had saved anything."""
+        if self.dist.main and origin:
+            write_bytes(self.directory / ORIGIN, origin.encode())
+        elif self.dist.main:
+            (self.directory / ORIGIN).unlink(missing_ok=True)
+
+    def _signed(self):
+        with contextlib.suppress(FileNotFoundError):
+            return (self.directory / ORIGIN).read_text(encoding="utf-8", errors="replace")
+
+    def _further(self, path, origin):
+        """(path, rank) of the checkpoint with the highest step of the run that began as `origin`, if it is further than
+        rank 0's at `path` and verifies: written by who was left when rank 0 was lost. (None, 0) when there is none."""
+        found_here = None
+        if not self.dist.main:
+            reached = step_of(path) if path else -1
+            found_here = next((str(each) for each in found(self.directory) if step_of(each) > reached
+                               and _origin_of(each) == origin and damage(each) is None), None)
+        every = [(step_of(each), -rank, each) for rank, each in enumerate(self.dist.gather_objects(found_here)) if each]
+        _, rank, further = max(every, default=(0, 0, None))
+        return further, -rank
 
     def _read_own(self, path, setting):
         """What this rank wrote itself with the checkpoint `path` in this setting, None where that is not to be had."""
@@ -325,6 +358,13 @@ class Checkpointer:
         if self.dist.main and free < state_bytes:
             raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
                             f"{state_bytes / 1e9:.2f} GB: libere espacio o indique otra carpeta con {flag}")
+
+
+def _origin_of(path):
+    """DiLoCo.origin of the run that wrote a checkpoint, None where there is none."""
+    with contextlib.suppress(UserError):
+        state = peek(path)
+        return state.get("sync", {}).get("origin") if isinstance(state, dict) else None
 
 
 def _keep_newest(directory, count):

@@ -52,7 +52,7 @@ class DiLoCo:
         self.dist, self.every, self.parameters = dist, every, list(module.parameters())
         self.outer_lr, self.outer_momentum = lr, momentum
         self.setting = {"method": "diloco", "every": every, "processes": dist.world_size, "format": FORMAT}
-        self.run = name_run(dist)
+        self.run = self.origin = name_run(dist)
         self.agreed_flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.momentum, self.residual = (torch.zeros_like(self.agreed_flat) for _ in range(2))
         self.weights = self._split(self.agreed_flat)
@@ -117,8 +117,9 @@ class DiLoCo:
     # ---- What is kept -----------------------------------------------------------------------------------------------
 
     def state(self):
-        """What a checkpoint keeps of the agreement, besides the weights."""
-        return {**self.setting, "run": self.run, "momentum": self.momentum}
+        """What a checkpoint keeps of the agreement, besides the weights. origin: the name of the run that began it all,
+        whatever was started again since."""
+        return {**self.setting, "run": self.run, "origin": self.origin, "momentum": self.momentum}
 
     def own_state(self):
         """What this rank alone knows: with it the run goes on bit for bit."""
@@ -131,6 +132,7 @@ class DiLoCo:
         very rank was with its own_state(), None where that is not to be had."""
         self.agreed_flat.copy_(self._local(slice(None)))
         self.residual.zero_()
+        self.origin = state.get("origin", self.origin)
         if state.get("method") == "diloco":
             self.momentum.copy_(state["momentum"])
         if own:

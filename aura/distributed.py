@@ -112,26 +112,28 @@ class Session:
         c10d.all_gather_object(values, value, group=self.control)
         return values
 
-    def broadcast_tree(self, tree, keep=None):
-        """Rank 0's nested dicts, lists and tuples of CPU tensors and plain values, on every rank.
+    def broadcast_tree(self, tree, keep=None, source=0):
+        """The nested dicts, lists and tuples of CPU tensors and plain values of rank `source`, on every rank.
 
         Tensors travel one at a time, so no rank holds the tree twice. The argument is ignored on other ranks.
         keep(place, tensor) -> what this rank keeps of a tensor; place: the keys that lead to it.
         """
         if not self.grouped:
             return tree
-        box = [_skeleton(tree) if self.main else None]
-        c10d.broadcast_object_list(box, src=0, group=self.control)
-        return self._fill(box[0], tree if self.main else None, keep or (lambda place, tensor: tensor))
+        box = [_skeleton(tree) if self.rank == source else None]
+        c10d.broadcast_object_list(box, src=source, group=self.control)
+        return self._fill(box[0], tree, keep or (lambda place, tensor: tensor), source)
 
-    def _fill(self, shape, tree, keep, place=()):
+    def _fill(self, shape, tree, keep, source, place=()):
+        sending = self.rank == source
+
         def part(key):
-            return self._fill(shape[key], tree[key] if self.main else None, keep, (*place, key))
+            return self._fill(shape[key], tree[key] if sending else None, keep, source, (*place, key))
 
         if isinstance(shape, _TensorShape):
-            tensor = tree.contiguous() if self.main else torch.empty(shape.size, dtype=shape.dtype)
+            tensor = tree.contiguous() if sending else torch.empty(shape.size, dtype=shape.dtype)
             if tensor.numel():
-                c10d.broadcast(tensor.reshape(-1).view(torch.uint8), src=0, group=self.control)
+                c10d.broadcast(tensor.reshape(-1).view(torch.uint8), src=source, group=self.control)
             return keep(place, tensor)
         if isinstance(shape, dict):
             return {key: part(key) for key in shape}

@@ -314,6 +314,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     if state is None:
         if args.resume == "none":
             checkpointer.start_fresh()
+        checkpointer.sign(synced and synced.origin)
         return loop.Progress()
     _require_same(state, checkpointer)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
@@ -321,6 +322,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
                         "aquellos, o empiece de cero en otra carpeta")
     progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
+    checkpointer.sign(synced and synced.origin)
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")

@@ -37,9 +37,10 @@ class Exact:
 
     weights: the agreed weights as tensors in the order of the module's parameters, where those are not the module's.
     setting: what a process must have in common with the one whose own_state() it takes over, {} where there is none.
+    origin: the name of what began as a run whose checkpoint another rank than 0 may have to save, None of any other.
     """
 
-    weights = None
+    weights = origin = None
 
     def __init__(self, dist, method="ddp"):
         self.dist, self.method, self.model, self.kept = dist, method, None, None
@@ -84,7 +85,8 @@ class Exact:
 
     def state(self):
         """What a checkpoint keeps of the agreement, besides the weights."""
-        return self.setting and {**self.setting, "run": self.run}
+        kept = {"origin": self.origin} if self.origin else {}
+        return kept | (self.setting and {**self.setting, "run": self.run})
 
     def own_state(self):
         """What this rank alone knows, without which a run would not go on bit for bit; None where there is no such
@@ -93,7 +95,7 @@ class Exact:
 
     def restore(self, state, own):
         """Go on with own_state(), None where that is not to be had."""
-        self.kept = own
+        self.kept, self.origin = own, state.get("origin")
 
 
 def make(args, dist, module, steps, measure):

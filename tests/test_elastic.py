@@ -1,9 +1,10 @@
 """torchrun's elastic mode with --sync diloco: a machine dies, the other goes on from the last agreement, the dead one
-comes back."""
+comes back; rank 0's process dies, and both go on from what the other has saved."""
 
 import re
 from contextlib import ExitStack
 
+import psutil
 import pytest
 import torch
 
@@ -30,7 +31,7 @@ def elastic(switch, number, folder):
     return Process([*words, *TRAINING], folder, host=switch.hosts[number], TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)
 
 
-def test_a_machine_dies_the_other_goes_on_and_it_comes_back(tmp_path):
+def test_who_is_left_goes_on_and_who_was_lost_comes_back(tmp_path):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()
@@ -53,4 +54,12 @@ def test_a_machine_dies_the_other_goes_on_and_it_comes_back(tmp_path):
         left_off = int(re.search(r"paso (\d+)", first.wait_for("Detenido por una señal en el paso"))[1])
         first.wait_for("world_size=2")
         assert f"Se reanuda en el paso {left_off} " in first.wait_for("Se reanuda")
+        first.wait_for(f"paso {left_off // 20 * 20 + 40}/")
+
+        [worker] = psutil.Process(first.child.pid).children()
+        worker.kill()
+        first.wait_for("world_size=2")
+        resumed = first.wait_for("Se reanuda")
+        assert resumed.endswith("(en la máquina del rango 1).\n")
+        assert int(re.search(r"paso (\d+)", resumed)[1]) > left_off
         first.wait_for("paso ")

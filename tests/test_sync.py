@@ -169,6 +169,39 @@ def three(dist, folder):
     train(dist, folder, "three late", **usual)
 
 
+def furthest(dist, folder):
+    """What three ranks, each with its own disk, load; rank 0 prints the step, or None, of each case."""
+    def case(name, *disks, signed=None, resume="auto"):
+        (folder / name / str(dist.rank)).mkdir(parents=True)
+        keeper = checkpoint.Checkpointer(folder / name / str(dist.rank), dist)
+        for step, origin in disks[dist.rank]:
+            keeper.save_alone(step, {"w": torch.full((999,), float(step)), "sync": {"origin": origin} if origin else {}})
+        if (name, dist.rank) == ("damaged", 2):
+            flip(checkpoint.path_of(keeper.directory, 9))
+        keeper.sign(signed)
+        first = str(checkpoint.path_of(keeper.directory, 4))
+        state = keeper.load(first if resume == "path" else resume)
+        step = state and int(state["w"][0])
+        assert len(set(dist.gather_objects((step, step and keeper.last)))) == 1
+        dist.print(f"{name}: {step}" + " elsewhere" * ("en la máquina del rango" in str(keeper.last)))
+
+    a, b = "a", "b"
+    case("further", [(4, a)], [(6, a)], [(9, a), (7, a)])
+    case("not further", [(4, a), (9, a)], [(6, a)], [(9, a)])
+    case("another run", [(4, a)], [(6, b), (5, a)], [(9, None)])
+    case("damaged", [(4, a)], [(6, a)], [(9, a)])
+    case("asked for", [(4, a)], [(6, a)], [(9, a)], resume="path")
+    case("none saved", [], [(6, a)], [(9, b)], signed=a)
+    case("no name", [(4, None)], [(6, a)], [(9, b)], signed=b)
+    case("nothing known", [], [(6, a)], [(9, b)])
+
+
+def test_what_a_survivor_has_saved_is_taken_where_it_is_of_the_same_run_and_further(tmp_path):
+    assert together(3, furthest, tmp_path)[0].splitlines()[-8:] == [
+        "further: 9 elsewhere", "not further: 9", "another run: 5 elsewhere", "damaged: 6 elsewhere", "asked for: 4",
+        "none saved: 6 elsewhere", "no name: 9 elsewhere", "nothing known: None"]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The folder of all runs."""
@@ -270,6 +303,9 @@ def test_elsewhere_it_goes_on_from_the_agreed_weights(runs, label, size):
     parts = "Cada proceso parte de los pesos acordados" in found[0]["said"]
     assert parts == (label not in ("to ddp", "on one")), found[0]["said"]
     assert ("rank-00001/ckpt-00000006.pt': el registro" in found[-1]["said"]) == (label == "damaged")
+    began = stored(runs, "ddp" if label == "from ddp" else "diloco cut", CUT)["sync"].get("origin")
+    ended = newest(runs / label)["sync"]
+    assert ended["origin"] == (began or ended["run"]) == (runs / label / checkpoint.ORIGIN).read_text()
     order, exact = ([sorted(sum((run["windows"][step * WINDOWS // len(group):(step + 1) * WINDOWS // len(group)]
                                  for run in group), [])) for step in steps]
                     for group, steps in ((found, range(STEPS - CUT)), (told(runs, "ddp"), range(CUT, STEPS))))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 from contextlib import ExitStack
@@ -43,7 +44,7 @@ class Machines:
         with ExitStack() as stack:
             self.switch = stack.enter_context(Switch(len(self.folders)))
             for host, folder in enumerate(self.folders):
-                folder.mkdir()
+                folder.mkdir(exist_ok=True)
                 self.switch.limit(host, self.mbit)
             self.processes = self.switch.start(stack, self.command, self.folders)
             self.stack = stack.pop_all()
@@ -109,9 +110,27 @@ def test_who_is_left_saves_what_was_last_agreed_on(prepared, tmp_path, lost, hos
         assert 0 <= step - reached <= 1 if rank == 0 else abs(step - reached) <= 4
         others = [checkpoint.step_of(path) for path in checkpoint.found(machines.folders[rank] / "checkpoints")[1:]]
         assert others == [] if rank else others[0] == reached // 20 * 20 < step
-    if lost == 0:  # and the other goes on alone
+    if lost == 0:
+        come_back(prepared, tmp_path, step)
         code, output = run([SCRIPT, *SMALL, "--data-dir", prepared, "--max-steps", step + 2], machines.folders[1])
-        assert code == 0 and f"Se reanuda en el paso {step} desde" in output, output
+        assert code == 0 and f"Se reanuda en el paso {step} desde checkpoints" in output, output
+
+
+def come_back(prepared, folder, step):
+    """Both go on from what rank 1 saved, where rank 0 was lost with an older checkpoint or before it had any; a rank 0
+    that knows nothing of that run begins another."""
+    mine = folder / "pc0" / "checkpoints"
+    saved = f"{checkpoint.path_of('checkpoints', step)} (en la máquina del rango 1)"
+    for known in ("older", "name", "nothing"):
+        for path in checkpoint.found(mine) if known == "name" else ():
+            path.unlink()
+        if known == "nothing":
+            shutil.rmtree(mine)
+        with Machines(folder, prepared, [*DILOCO, "--max-steps", step + 2]) as machines:
+            (code, output), (other, _) = [process.finish(60) for process in machines.processes]
+        assert code == other == 0, output
+        assert (f"Se reanuda en el paso {step} desde {saved}." in output) == (known != "nothing"), output
+        assert (f"paso {step}/" in output) == (known == "nothing") and f"paso {step + 1}/" in output
 
 
 def test_auto_measures_a_slow_link_and_all_take_diloco(prepared, tmp_path):
