@@ -175,7 +175,8 @@ def furthest(dist, folder):
         (folder / name / str(dist.rank)).mkdir(parents=True)
         keeper = checkpoint.Checkpointer(folder / name / str(dist.rank), dist)
         for step, origin in disks[dist.rank]:
-            keeper.save_alone(step, {"w": torch.full((999,), float(step)), "sync": {"origin": origin} if origin else {}})
+            kept = {"origin": origin} if origin else {}
+            keeper.save_alone(step, {"w": torch.full((999,), float(step)), "sync": kept})
         if (name, dist.rank) == ("damaged", 2):
             flip(checkpoint.path_of(keeper.directory, 9))
         keeper.sign(signed)
