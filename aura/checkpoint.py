@@ -287,10 +287,12 @@ class Checkpointer:
         return f"último punto de control: {self.last}" if self.last else "todavía no había ningún punto de control"
 
     def load(self, resume="auto", keep=None, setting=None):
-        """The state to resume from, received by every rank, or None. resume: 'auto' (newest that verifies) or a path.
-        keep: what a rank keeps of each tensor, as Session.broadcast_tree takes it. setting: of the sync; where it is
-        what it was and every rank still has what it wrote itself with that checkpoint, each goes on from that, under
-        "own", and nothing is sent.
+        """The state to resume from, received by every rank, or None.
+
+        resume: a path, or 'auto', the newest that verifies: rank 0's or, where another rank's disk has one of the same
+        run that is further, that one. keep: what a rank keeps of each tensor, as Session.broadcast_tree takes it.
+        setting: of the sync; where it is what it was and every rank still has what it wrote itself with that
+        checkpoint, each goes on from that, under "own", and nothing is sent.
 
         Raises UserError for a path that does not exist or is damaged.
         """
