@@ -163,7 +163,8 @@ class Checkpointer:
     constants: what does not change during the run (configuration, tokenizer, versions), stored in each checkpoint.
     The newest `keep` stay, and those whose step is a multiple of keep_every (0: none). background: save() copies the
     state to host memory and a thread writes it while training goes on; a failure is raised by the next poll().
-    last: path of the newest checkpoint this run has written or read, None before; the same on all ranks.
+    last: path of the newest checkpoint this run has written or read, in words when it lies on another rank's disk; None
+    before. The same on all ranks.
     """
 
     def __init__(self, directory, dist, keep=3, constants=None, *, names=None, keep_every=0, background=False):
@@ -307,7 +308,7 @@ class Checkpointer:
         if resume == "auto" and origin:
             further, holder = self._further(path, origin)
             if holder:
-                path, run, state = str(further), None, _load(further) if self.dist.rank == holder else None
+                path, run, state = further, None, _load(further) if self.dist.rank == holder else None
         if path is None:
             return None
         own = self._read_own(path, {**setting, "run": run}) if setting and run else None
