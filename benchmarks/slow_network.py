@@ -16,6 +16,8 @@ optimiser. Before anything is timed the losses of the first steps of our ddp and
 
 --quality trains one machine, ddp, fp16 and diloco to the end instead, over a link without limits, and compares the
 validation losses at equal tokens; with --speeds one machine trains for the time that diloco takes on the network --at.
+That takes hours: with --work the same command again goes on from where it was interrupted, with other --methods and
+--seeds too.
 """
 
 import argparse
@@ -40,7 +42,7 @@ import measure  # noqa: E402
 from slow_network_peers import EXPECTED, INTERFACE, OURS, STEPS, TORCH_DDP, TORCH_LOCAL  # noqa: E402
 from train_script import positive  # noqa: E402
 
-from aura import corpus, dataset, report  # noqa: E402
+from aura import corpus, dataset, files, report  # noqa: E402
 from aura.diloco import FRAGMENTS  # noqa: E402
 from aura.models import gpt  # noqa: E402
 from aura.pace import TIE  # noqa: E402
@@ -64,6 +66,9 @@ POLL_S = 0.2
 LIMIT_S, QUALITY_LIMIT_S = 1800, 5 * 3600  # for one training
 CLOSE = 0.25  # of a forecast to what is measured
 EVALUATIONS = 15
+SETTING = ("machines", "tokens", "n_layer", "n_embd", "n_head", "vocab_size", "seq_len", "batch_size", "lr", "beta2",
+           "precision", "sync_every", "sync_lr", "sync_momentum")  # of all trainings of a --work
+KEPT = "setting.json"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHOSEN = re.compile(r"--sync auto elige (\w+)")
 
@@ -118,12 +123,12 @@ def limit(switch, net):
 class Crew:
     """Processes that train, in sessions of their own; killed when the block ends.
 
-    contestant: OURS or a peer. words: of train_gpt2_spanish.py, a list for each process. hosts: the namespaces they run
-    in, None for none. grouped: whether they are ranks of one group.
+    contestant: OURS or a peer. words: of train_gpt2_spanish.py, a list for each process. folders: where each runs.
+    hosts: the namespaces they run in, None for none. grouped: whether they are ranks of one group.
     """
 
-    def __init__(self, contestant, words, folder, *, hosts=None, grouped=True, every=1):
-        self.folders = [Path(folder, str(rank)) for rank in range(len(words))]
+    def __init__(self, contestant, words, folders, *, hosts=None, grouped=True, every=1):
+        self.folders = folders
         self.hosts = hosts[:len(words)] if hosts else [None] * len(words)
         self.commands = [[sys.executable, str(PROGRAM), contestant, str(every), *map(str, each)] for each in words]
         self.address = ("10.77.0.1", PORT) if hosts else ("127.0.0.1", free_port())
@@ -132,7 +137,7 @@ class Crew:
     def __enter__(self):
         try:
             for rank, (command, host, folder) in enumerate(zip(self.commands, self.hosts, self.folders, strict=True)):
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 inside = ["ip", "netns", "exec", host] if host else []
                 with open(folder / "log", "wb") as log:
                     self.children.append(subprocess.Popen([*inside, *command], cwd=folder, env=self._environment(rank),
@@ -192,6 +197,10 @@ class Crew:
         return {step: statistics.fmean(table[step] for table in tables) for step in sorted(common)}
 
 
+def places(folder, names):
+    return [Path(folder, str(name)) for name in names]
+
+
 def read_marks(path):
     """[(seconds, bytes sent)] of the whole lines of a STEPS file; [] while there is none."""
     if not path.exists():
@@ -246,8 +255,8 @@ def run_cell(method, net, args, folder):
     with Switch(args.machines) as switch:
         limit(switch, net)
         contestant = method if method in (TORCH_DDP, TORCH_LOCAL) else OURS
-        words = speed_words(args, folder, method)
-        with Crew(contestant, [words] * (args.machines if together else 1), folder / "run", hosts=switch.hosts,
+        count, words = args.machines if together else 1, speed_words(args, folder, method)
+        with Crew(contestant, [words] * count, places(folder / "run", range(count)), hosts=switch.hosts,
                   grouped=together and method != CONTROL, every=args.sync_every) as crew:
             cell = crew.watch(lambda: progress(crew, method, args), LIMIT_S)
             cell.losses = crew.losses()
@@ -290,7 +299,8 @@ def check_exact(args, folder):
     found = {}
     for name, contestant in (("ddp", OURS), (TORCH_DDP, TORCH_DDP)):
         words = [*speed_words(args, folder, name), "--log-interval", 1]
-        with Switch(2) as switch, Crew(contestant, [words] * 2, folder / "run", hosts=switch.hosts) as crew:
+        folders = places(folder / "run", range(2))
+        with Switch(2) as switch, Crew(contestant, [words] * 2, folders, hosts=switch.hosts) as crew:
             found[name] = crew.watch(lambda crew=crew: first_losses(crew.losses()), LIMIT_S)
         shutil.rmtree(folder / "run")
         print(f"pérdidas de los primeros pasos, {name}: {' '.join(f'{loss:.5f}' for loss in found[name])}", flush=True)
@@ -387,12 +397,14 @@ def quality(args, folder):
     for method in (method for method in args.methods if method in ("ddp", "fp16", "diloco")):
         for seed in args.seeds:
             words = quality_words(args, folder, method, seed, args.tokens // (step * args.machines))
-            result["rows"] += curves(method, [seed], [words] * args.machines, args, folder, grouped=True)
+            folders = places(folder / f"{method}-{seed}", range(args.machines))
+            result["rows"] += curves(method, [seed], [words] * args.machines, folders, args)
             measure.write(args.json, result)
     if ONE in args.methods:
         seen = args.tokens * (rates[ONE] / rates["diloco"] if rates else 1)  # in the time that diloco takes
-        alone = [quality_words(args, folder, ONE, seed, int(seen / step)) for seed in args.seeds]
-        result["rows"] += curves(ONE, args.seeds, alone, args, folder, grouped=False)
+        steps = int(seen / step)
+        alone = [quality_words(args, folder, ONE, seed, steps) for seed in args.seeds]
+        result["rows"] += curves(ONE, args.seeds, alone, places(folder / f"{ONE}-{steps}", args.seeds), args)
     result["summary"] = summary(result["rows"], rates, args)
     return result
 
@@ -406,16 +418,15 @@ def speeds(path, name):
     return found
 
 
-def curves(method, seeds, words, args, folder, grouped):
-    """Train to the end; a row {"method", "seed", "curve": [[tokens, validation loss]], ...} for each seed. Ungrouped
-    processes are a seed each, and run at the same time."""
+def curves(method, seeds, words, folders, args):
+    """Train to the end; a row {"method", "seed", "curve": [[tokens, validation loss]], ...} for each seed. The
+    processes of one machine are a seed each and run at the same time. "seconds": of this call."""
     begun = time.monotonic()
-    try:
-        with Crew(OURS, words, folder / "run", grouped=grouped, every=args.sync_every) as crew:
-            crew.finish(QUALITY_LIMIT_S)
-            tables = [report.read_table(each / "logs" / "train.csv") for each in crew.folders[:len(seeds)]]
-    finally:
-        shutil.rmtree(folder / "run", ignore_errors=True)
+    with Crew(OURS, words, folders, grouped=method != ONE, every=args.sync_every) as crew:
+        crew.finish(QUALITY_LIMIT_S)
+        tables = [report.read_table(each / "logs" / "train.csv") for each in folders[:len(seeds)]]
+    if not args.work:
+        shutil.rmtree(folders[0].parent)
     rows = []
     for seed, told in zip(seeds, tables, strict=True):
         curve = [[int(float(row["tokens"])), float(row["val_loss"])] for row in told if row.get("val_loss")]
@@ -448,8 +459,7 @@ def summary(rows, rates, args):
 def model_words(args, folder):
     return ["--preset", "demo", "--n-layer", args.n_layer, "--n-embd", args.n_embd, "--n-head", args.n_head,
             "--seq-len", args.seq_len, "--batch-size", args.batch_size, "--grad-accum", 1, "--dropout", 0,
-            "--precision", args.precision, "--beta2", args.beta2, "--data-dir", folder / "Data", "--resume", "none",
-            "--checkpoint-freq", 0, "--sample-length", 0]
+            "--precision", args.precision, "--beta2", args.beta2, "--data-dir", folder / "Data", "--sample-length", 0]
 
 
 def sync_words(args, method):
@@ -461,12 +471,26 @@ def sync_words(args, method):
 def speed_words(args, folder, method):
     """Of a run that goes on until it is killed, at one rate and without evaluations."""
     return [*model_words(args, folder), "--lr", SPEED_LR, "--min-lr-ratio", 1, "--warmup-ratio", 0, "--seed", SEED,
-            "--max-steps", ENDLESS, "--eval-interval", ENDLESS, "--eval-windows", 1, *sync_words(args, method)]
+            "--max-steps", ENDLESS, "--eval-interval", ENDLESS, "--eval-windows", 1, "--resume", "none",
+            "--checkpoint-freq", 0, *sync_words(args, method)]
 
 
 def quality_words(args, folder, method, seed, steps):
+    every = max(1, steps // EVALUATIONS)
     return [*model_words(args, folder), "--lr", args.lr, "--warmup-ratio", 0.05, "--seed", seed, "--max-steps", steps,
-            "--eval-interval", max(1, steps // EVALUATIONS), *sync_words(args, method)]
+            "--eval-interval", every, "--resume", "auto", "--checkpoint-freq", every if args.work else 0,
+            *sync_words(args, method)]
+
+
+def setting(args, parser):
+    """What all trainings of --work share; an error of the arguments where those there are of another setting."""
+    shared = {name: getattr(args, name) for name in SETTING}
+    shared["corpus"] = [[path.name, path.stat().st_size] for path in args.corpus or ()]
+    kept = args.work / KEPT
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else shared
+    if other := [f"{name}: {known[name]} y no {value}" for name, value in shared.items() if known[name] != value]:
+        parser.error(f"--work {args.work}: es de otros entrenamientos ({'; '.join(other)}); dé otra carpeta")
+    return shared
 
 
 def prepare(args, folder):
@@ -474,7 +498,7 @@ def prepare(args, folder):
     name = corpus.SAMPLE_NAME
     if args.corpus:
         name = folder / "texto"
-        name.mkdir()
+        name.mkdir(exist_ok=True)
         for number, path in enumerate(args.corpus):
             shutil.copyfile(path, name / f"{number}-{path.name}")
         documents = corpus.open_corpus(corpus.SAMPLE_NAME).documents()
@@ -666,6 +690,8 @@ def build_parser():
     for name, what in (("sync-lr", "tasa"), ("sync-momentum", "inercia")):
         parser.add_argument(f"--{name}", type=float, metavar="X",
                             help=f"{what} de los acuerdos de diloco (por defecto: la de los scripts)")
+    parser.add_argument("--work", type=lambda text: Path(text).resolve(), metavar="CARPETA",
+                        help="dónde guardar los entrenamientos de --quality; la misma orden sigue donde quedó")
     parser.add_argument("--speeds", type=existing_file, metavar="FICHERO",
                         help="resultado anterior (--json) del que --quality toma los tokens/s de --at")
     parser.add_argument("--at", default="50", metavar="RED", help="red de --speeds (por defecto: 50)")
@@ -688,12 +714,18 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.machines < 2:
         parser.error("--machines: hacen falta al menos 2")
+    if args.work and not args.quality:
+        parser.error("--work: es de --quality; quítelo o añada --quality")
     if not args.quality and not limits_work():
         print("Omitido: hacen falta root, iproute2 (ip, tc) y nftables para hacer redes de prueba.")
         return
-    with tempfile.TemporaryDirectory(prefix="slow_network_") as folder:
-        folder = Path(folder)
+    shared = setting(args, parser) if args.work else None
+    with contextlib.ExitStack() as stack:
+        folder = args.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slow_network_")))
+        folder.mkdir(parents=True, exist_ok=True)
         prepare(args, folder)
+        if shared:
+            files.write_json(folder / KEPT, shared)
         about = sizes(args)
         print(f"{about['parameters'] / 1e6:.2f} M parámetros, gradientes de {about['gradient_mb']:.1f} MB; "
               f"{args.machines} máquinas de un hilo, {about['step_tokens']} tokens por máquina y paso", flush=True)

@@ -160,12 +160,13 @@ def test_a_crew_tells_how_it_failed_and_leaves_nothing(slow, tmp_path, monkeypat
     program.write_text("import sys, time\nif sys.argv[3] == 'fails':\n    sys.exit('no data')\ntime.sleep(100)\n")
     monkeypatch.setattr(slow, "PROGRAM", program)
     begun = time.monotonic()
-    with slow.Crew("ours", [["waits"], ["fails"]], tmp_path / "a") as crew:
+    with slow.Crew("ours", [["waits"], ["fails"]], slow.places(tmp_path, "ab")) as crew:
         with pytest.raises(slow.Failed, match="proceso 1 ha terminado con el código 1:\nno data"):
             crew.watch(lambda: None, 60)
         assert crew.children[0].poll() is None
     assert [child.returncode for child in crew.children] == [-9, 1] and time.monotonic() - begun < 30
-    with slow.Crew("ours", [["waits"]], tmp_path / "b") as crew, pytest.raises(slow.Failed, match="no ha acabado en 0"):
+    alone = slow.Crew("ours", [["waits"]], [tmp_path / "c"])
+    with alone as crew, pytest.raises(slow.Failed, match="no ha acabado en 0"):
         crew.watch(lambda: None, 0)
 
 
@@ -176,6 +177,55 @@ def test_a_training_that_fails_ends_the_program_with_what_it_said(slow, tmp_path
     monkeypatch.setattr(slow, "prepare", lambda args, folder: None)
     with pytest.raises(SystemExit, match="^falló: .*ha terminado con el código 1:\n--lr -1: must be above 0"):
         slow.main(["--quality", "--methods", "diloco", "--seeds", "1"])
+
+
+@pytest.fixture
+def trains(slow, tmp_path, monkeypatch):
+    """Runs the program with trainings that write down their arguments and go on from the loss of the last time."""
+    program = tmp_path / "program.py"
+    program.write_text("import pathlib, sys\npathlib.Path('logs').mkdir(exist_ok=True)\n"
+                       "table = pathlib.Path('logs/train.csv')\n"
+                       "text = table.read_text() if table.exists() else 'step,tokens,val_loss\\n'\n"
+                       "table.write_text(text + f'1,10,{len(text.splitlines())}\\n')\n"
+                       "pathlib.Path('words').write_text(' '.join(sys.argv))\n")
+    monkeypatch.setattr(slow, "PROGRAM", program)
+    monkeypatch.setattr(slow, "prepare", lambda args, folder: None)
+
+    def run(*words):
+        slow.main(["--quality", "--methods", "one,diloco", "--json", str(tmp_path / "json"), *words])
+        found = json.loads((tmp_path / "json").read_text())["rows"]
+        return {(row["method"], row["seed"]): row["val_loss"] for row in found}
+
+    return run
+
+
+def test_trainings_that_are_kept_go_on(slow, trains, tmp_path, capsys):
+    work = tmp_path / "new" / "work"
+    kept = ("--work", str(work), "--seeds")
+    assert trains(*kept, "1") == {("diloco", 1): 1, ("one", 1): 1}
+    assert trains(*kept, "1,2") == {("diloco", 1): 2, ("diloco", 2): 1, ("one", 1): 2, ("one", 2): 1}
+    steps = 3_000_000 // (8 * 128)
+    words = (work / f"one-{steps}" / "2" / "words").read_text()
+    assert "--resume auto --checkpoint-freq" in words and "--checkpoint-freq 0" not in words
+    with pytest.raises(SystemExit, match="^2$"):
+        trains(*kept, "1", "--lr", "0.5", "--tokens", "10000")
+    assert "tokens: 3000000 y no 10000; lr: 0.001 y no 0.5); dé otra carpeta" in capsys.readouterr().err
+    text = tmp_path / "text.txt"
+    text.write_text("otro")
+    with pytest.raises(SystemExit, match="^2$"):
+        trains(*kept, "1", "--corpus", str(text))
+    assert "corpus: [] y no [['text.txt', 4]]" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="^2$"):
+        slow.main(["--work", str(work)])
+    assert "--work: es de --quality" in capsys.readouterr().err
+
+
+def test_trainings_that_are_not_kept_leave_nothing(trains, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    for _ in range(2):
+        assert trains("--seeds", "1") == {("diloco", 1): 1, ("one", 1): 1}
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_without_root_it_says_so_and_ends_well(slow, monkeypatch, capsys):
