@@ -21,8 +21,9 @@ struct BackwardMemory {
   Ring<kStages> ring;
 
   // As Ring::init().
-  __device__ __forceinline__ void init(int arrivals) {
+  __device__ __forceinline__ void init(int arrivals, const Maps& maps) {
     if (threadIdx.x == 0) {
+      for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.dout}) prefetch_map(*map);
       init_barrier(&held_here, 1);
       ring.init(arrivals);
       publish_barriers();
@@ -68,11 +69,12 @@ __device__ __forceinline__ void bring_queries(const Problem& problem, const Grad
                                               const Place& place, int start, int tiles,
                                               BackwardMemory<kWidth>& memory) {
   const int lane = threadIdx.x;
-  if (lane == 0 && tiles > 0) bring_held(maps.k, maps.v, place, memory);
+  const bool elected = elect_one();
+  if (elected && tiles > 0) bring_held(maps.k, maps.v, place, memory);
   for (int tile = 0, row = start; tile < tiles; ++tile, row += kTileRows) {
     const int stage = Ring<kStages>::stage_of(tile);
     memory.ring.wait_free(tile);
-    if (lane == 0) bring_tile(maps.q, maps.dout, place, tile, row, memory);
+    if (elected) bring_tile(maps.q, maps.dout, place, tile, row, memory);
     Statistics mine[kTileRows / 32];
 #pragma unroll
     for (int i = 0; i < kTileRows / 32; ++i) {
@@ -80,8 +82,8 @@ __device__ __forceinline__ void bring_queries(const Problem& problem, const Grad
     }
 #pragma unroll
     for (int i = 0; i < kTileRows / 32; ++i) memory.statistics[stage][32 * i + lane] = mine[i];
-    __syncwarp();  // whoever sees the first lane arrive sees what all have written
-    if (lane == 0) arrive(&memory.ring.here[stage]);
+    __syncwarp();  // whoever sees the elected lane arrive sees what all have written
+    if (elected) arrive(&memory.ring.here[stage]);
   }
 }
 
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
   const int start = problem.causal ? place.begin : 0, group = find_group();
   const int tiles = place.begin < place.keys ? tiles_between(start, place.queries) : 0;
-  memory.init(2);
+  memory.init(2, maps);
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
     if (threadIdx.x < 32) bring_queries(problem, gradients, maps, place, start, tiles, memory);
@@ -170,6 +172,8 @@ __global__ void __launch_bounds__(kBlock, 1)
     more_registers<kConsumerRegisters>();
     add_queries<Type, kWidth, kDrop>(problem, gradients, place, rows, start, tiles, memory, group);
   }
+#else
+  __trap();
 #endif
 }
 
@@ -278,14 +282,16 @@ __global__ void __launch_bounds__(kBlock, 1)
   if (place.begin >= place.queries) return;
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
   const int tiles = tiles_between(0, keys_seen(problem, place, place.begin + kRows - 1)), group = find_group();
-  memory.init(1);
+  memory.init(1, maps);
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) bring_keys(maps, place, tiles, memory);
+    if (threadIdx.x < 32 && elect_one()) bring_keys(maps, place, tiles, memory);
   } else {
     more_registers<kConsumerRegisters>();
     add_keys<Type, kWidth, kDrop>(problem, gradients, place, tiles, memory, group);
   }
+#else
+  __trap();
 #endif
 }
 

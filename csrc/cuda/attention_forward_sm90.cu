@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   auto& memory = *reinterpret_cast<ForwardMemory<kWidth>*>(shared_memory());
   const int tiles = (keys_seen(problem, place, place.begin + kRows - 1) + kKeys - 1) / kKeys, group = find_group();
   if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v}) prefetch_map(*map);
     init_barrier(&memory.queries_here, 1);
     memory.keys_ring.init();
     memory.values_ring.init();
@@ -142,11 +143,13 @@ __global__ void __launch_bounds__(kBlock, 1)
   __syncthreads();
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) bring_tiles<kWidth>(maps, place, tiles, memory);
+    if (threadIdx.x < 32 && elect_one()) bring_tiles<kWidth>(maps, place, tiles, memory);
   } else {
     more_registers<kConsumerRegisters>();
     attend<Type, kWidth, kDrop>(problem, place, tiles, memory, group, out, lse);
   }
+#else
+  __trap();
 #endif
 }
 

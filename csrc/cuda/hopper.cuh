@@ -62,6 +62,18 @@ __device__ __forceinline__ void arrive_named(int id) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "n"(kThreads) : "memory");
 }
 
+// elect.sync: true for one lane of a warp that is here as a whole. ptxas knows that it is one; of a comparison with
+// threadIdx it does not, and puts a loop over the lanes around every copy.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, one;\n}\n"
+      : "=r"(elected));
+  return elected;
+}
+
 // ---- Copies ---------------------------------------------------------------------------------------------------------
 
 // cp.async.bulk.tensor: the box of the tensor that begins at these coordinates, the innermost first, to shared memory
@@ -73,6 +85,11 @@ __device__ __forceinline__ void copy_box(void* shared, const CUtensorMap& map, B
       "[%2];\n" ::"r"(shared_address(shared)),
       "l"(&map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
+}
+
+// prefetch.tensormap: a map that copies will need, a kernel's parameter.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }
 
 // fence.proxy.async: what this thread has written to shared memory is what copies and products see from here on.

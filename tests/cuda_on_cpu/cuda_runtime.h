@@ -94,6 +94,12 @@ struct Coordinates {
 };
 void copy_box(void* shared, const void* map, uint64_t* barrier, const Coordinates& coordinates);
 
+// fence.proxy.async: what threads have written to shared memory is seen by multiplications from here on. (On a card what
+// this thread has written; here, whatever has been.)
+void fence_async_proxy();
+// setmaxnreg: of each thread of the warps of a warpgroup.
+void set_registers(int count);
+
 // wgmma: carried out when it is waited for. Until then its accumulators are NaN.
 struct Multiplication {
   uint64_t a, b;     // descriptors

@@ -51,13 +51,14 @@ void carry_out(const BoxCopy& copy, PhaseBarrier& barrier) {
         for (int i0 = 0; i0 < map.box[0]; ++i0, offset += map.value_bytes) {
           const int64_t column = int64_t{from[0]} + i0;
           const uint32_t address = map.swizzle ? swizzled(to + offset) : to + offset;
-          unsigned char* const value = at_address(address, map.value_bytes, "cp.async.bulk.tensor");
+          const uint32_t at = offset_of(address, map.value_bytes, "cp.async.bulk.tensor");
           if (inside && column >= 0 && static_cast<uint64_t>(column) < map.dims[0]) {
-            std::memcpy(value, reinterpret_cast<const unsigned char*>(row) + column * map.value_bytes,
+            std::memcpy(block->shared + at, reinterpret_cast<const unsigned char*>(row) + column * map.value_bytes,
                         map.value_bytes);
           } else {
-            std::memset(value, 0, map.value_bytes);
+            std::memset(block->shared + at, 0, map.value_bytes);
           }
+          std::memcpy(block->seen.data() + at, block->shared + at, map.value_bytes);
         }
       }
     }
@@ -70,11 +71,11 @@ void carry_out(const BoxCopy& copy, PhaseBarrier& barrier) {
 
 }  // namespace
 
-unsigned char* at_address(uint32_t address, uint32_t bytes, const char* what) {
+uint32_t offset_of(uint32_t address, uint32_t bytes, const char* what) {
   if (address < kWindow || address + bytes > kWindow + block->shared_bytes) {
     fail(std::string(what) + ": an address outside the block's shared memory");
   }
-  return block->shared + (address - kWindow);
+  return address - kWindow;
 }
 
 uint32_t shared_address(const void* pointer) {
@@ -104,6 +105,13 @@ void publish_barriers() {
     barrier.published = true;
     barrier.published_at = fiber->barriers;
   }
+}
+
+void fence_async_proxy() { std::memcpy(block->seen.data(), block->shared, block->shared_bytes); }
+
+void set_registers(int count) {
+  exchange(~0u, "setmaxnreg", count);
+  block->warps[fiber->thread.warp].registers = count;
 }
 
 void arrive(uint64_t* at, int bytes) {
@@ -157,7 +165,7 @@ void copy_box(void* shared, const void* pointer, uint64_t* at, const Coordinates
   if (held.swizzle && held.box[0] * held.value_bytes != 128) {
     fail("cp.async.bulk.tensor: rows that do not fill the swizzle's 128 bytes");
   }
-  at_address(to, bytes, "cp.async.bulk.tensor");
+  offset_of(to, bytes, "cp.async.bulk.tensor");
   if (bytes >= 1 << 20 || barrier.bytes - static_cast<int>(bytes) <= -(1 << 20)) {
     fail("cp.async.bulk.tensor: so many bytes cannot be counted");
   }

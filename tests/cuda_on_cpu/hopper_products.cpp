@@ -29,7 +29,7 @@ void read_k_major(const Multiplication& what, uint64_t bits, int rows, float* to
     for (int chunk = 0; chunk < 2; ++chunk) {
       const uint32_t address = descriptor.start + row / 8 * descriptor.stride + row % 8 * 128 + chunk * 16;
       uint16_t values[8];
-      std::memcpy(values, at_address(swizzled(address), 16, "wgmma"), 16);
+      std::memcpy(values, &block->seen[offset_of(swizzled(address), 16, "wgmma")], 16);
       for (int i = 0; i < 8; ++i) to[row * row_step + (8 * chunk + i) * k_step] = what.wide(values[i]);
     }
   }
@@ -45,7 +45,7 @@ void read_mn_major(const Multiplication& what, uint64_t bits, float* to) {
       const uint32_t address = descriptor.start + column / 64 * descriptor.leading + column % 64 * 2 +
                                k / 8 * descriptor.stride + k % 8 * 128;
       uint16_t values[8];
-      std::memcpy(values, at_address(swizzled(address), 16, "wgmma"), 16);
+      std::memcpy(values, &block->seen[offset_of(swizzled(address), 16, "wgmma")], 16);
       for (int i = 0; i < 8; ++i) to[k * what.columns + column + i] = what.wide(values[i]);
     }
   }

@@ -88,6 +88,11 @@ void check_end() {
   for (const NamedBarrier& each : block->named) {
     if (each.arrived) fail("the block ends with a named barrier that only some arrived at");
   }
+  for (size_t i = 0; i < block->warps.size(); ++i) {
+    if (block->warps[i].registers != block->warps[i / 4 * 4].registers) {
+      fail("setmaxnreg: not by all warps of a warpgroup");
+    }
+  }
   for (const Warpgroup& each : block->warpgroups) {
     if (!each.operations.empty()) fail("the block ends with multiplications that not all of a warpgroup took part in");
   }
@@ -99,6 +104,7 @@ void run_block(size_t shared) {
   block->memory.reset(new unsigned char[shared + 1024]);
   block->shared = block->memory.get() + (1024 - reinterpret_cast<uintptr_t>(block->memory.get()) % 1024) % 1024;
   std::memset(block->memory.get(), 0xff, shared + 1024);
+  block->seen.assign(shared, 0xff);
   block->warps.assign((threads + kWarp - 1) / kWarp, Warp{});
   block->barriers = 0;
   block->arrived = block->ended = 0;

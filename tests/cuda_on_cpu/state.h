@@ -116,6 +116,7 @@ struct Warp {
   uint64_t number[kWarp];  // of each lane's last
   const char* operation[2][kWarp];
   unsigned mask[2][kWarp];
+  int registers;  // of a thread, by setmaxnreg; 0: as many as it was started with
 };
 
 struct Block {
@@ -125,6 +126,7 @@ struct Block {
   std::unique_ptr<unsigned char[]> memory;
   unsigned char* shared;
   size_t shared_bytes;
+  std::vector<unsigned char> seen;  // of shared memory, by multiplications
   std::map<uint64_t*, PhaseBarrier> phase_barriers;
   NamedBarrier named[16];
   std::vector<Warpgroup> warpgroups;
@@ -160,6 +162,7 @@ void wait_until(What what, Done done) {
 // bytes, are changed (exclusive or) by bits 7 to 9. It is the address that counts, not the place in a tile: hence the
 // alignment to 1024 bytes.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 & 0x70); }
-unsigned char* at_address(uint32_t address, uint32_t bytes, const char* what);
+// Where in the block's shared memory that lies.
+uint32_t offset_of(uint32_t address, uint32_t bytes, const char* what);
 
 }  // namespace emulated

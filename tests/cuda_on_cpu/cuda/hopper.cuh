@@ -34,16 +34,25 @@ void arrive_named(int id) {
 inline void copy_box(void* shared, const CUtensorMap& map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   emulated::copy_box(shared, &map, barrier, {c0, c1, c2, c3});
 }
-inline void fence_async_proxy() {}
+// Of the map's 128 bytes, which lie in a kernel's parameters.
+inline void prefetch_map(const CUtensorMap&) {}
+inline void fence_async_proxy() { emulated::fence_async_proxy(); }
+
+// Any lane: not the first, on which nothing may count.
+inline bool elect_one() {
+  emulated::exchange(~0u, "elect.sync", 0);
+  return emulated::thread().lane == 21;
+}
 
 // setmaxnreg takes multiples of 8 from 24 to 256.
 template <int kRegisters>
 void more_registers() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "setmaxnreg");
+  emulated::set_registers(kRegisters);
 }
 template <int kRegisters>
 void fewer_registers() {
-  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "setmaxnreg");
+  more_registers<kRegisters>();
 }
 
 // Bits 0 to 13 the start, 16 to 29 the leading dimension's byte offset, 32 to 45 the stride dimension's, each without
