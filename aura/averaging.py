@@ -45,19 +45,19 @@ def pack_all(values, weight, world_size):
     return torch.cat(payloads), torch.cat(sent)[:len(values)]
 
 
-def start(payload, count, group, owed):
+def start(payload, count, group, owed, wait):
     """The mean over the ranks of `group` of what each has put into pack_all(): an object with advance() and mean().
 
-    count: of the values. owed: the last object's, nothing_owed() before the first.
+    count: of the values. owed: the last object's, nothing_owed() before the first. wait(work): until a c10d.Work ends.
     """
-    return (Gathered if group.size() == 2 else Parted)(payload, count, group, owed)
+    return (Gathered if group.size() == 2 else Parted)(payload, count, group, owed, wait)
 
 
 class Gathered:
     """Everything from everyone: of two ranks as little as can be sent, and rounded once."""
 
-    def __init__(self, payload, count, group, owed):
-        self.count, self.owed = count, owed
+    def __init__(self, payload, count, group, owed, wait):
+        self.count, self.owed, self.wait = count, owed, wait
         self.payloads = [torch.empty_like(payload) for _ in range(group.size())]
         self.work = c10d.all_gather(self.payloads, payload, group=group, async_op=True)
 
@@ -66,7 +66,7 @@ class Gathered:
 
     def mean(self, device):
         """float32 [count] on the device, the same bits on every rank; None where nobody's weight is above 0. Waits."""
-        self.work.wait()
+        self.wait(self.work)
         return _mean(self.payloads, self.count, device)[1]
 
 
@@ -76,8 +76,9 @@ class Parted:
     owed: what rounding will have taken off the mean of this rank's part, once mean() has returned.
     """
 
-    def __init__(self, payload, count, group, owed):
-        self.count, self.group, self.owed, self.size = count, group, owed, _part_size(count, group.size())
+    def __init__(self, payload, count, group, owed, wait):
+        self.count, self.group, self.owed, self.wait = count, group, owed, wait
+        self.size = _part_size(count, group.size())
         self.payloads, self.means = payload.new_empty(group.size(), len(payload) // group.size()), None
         self.work = c10d.all_to_all_single(self.payloads.view(-1), payload, group=group, async_op=True)
 
@@ -90,12 +91,12 @@ class Parted:
         """float32 [count] on the device, the same bits on every rank; None where nobody's weight is above 0. Waits."""
         if self.means is None:
             self._send()
-        self.work.wait()
+        self.wait(self.work)
         weights, parts = zip(*(unpack(payload, self.size, device) for payload in self.means), strict=True)
         return torch.cat(parts)[:self.count] if weights[0] else None
 
     def _send(self):
-        self.work.wait()
+        self.wait(self.work)
         total, mean = _mean(self.payloads, self.size, self.payloads.device)
         wanted = self.owed if mean is None else mean.add_(self.owed)
         payload, sent = pack(wanted, float(total > 0))

@@ -304,8 +304,10 @@ class Checkpointer:
             path = choose(resume, self.directory, self.dist.print)
             state = path and read(path)
             sync = {"origin": self._signed(), **(state.get("sync", {}) if path else {})}
+            if resume != "auto":  # a path that was given is taken as it is
+                sync.pop("origin", None)
         path, run, origin = self.dist.broadcast_tree((str(path) if path else None, sync.get("run"), sync.get("origin")))
-        if resume == "auto" and origin:
+        if origin:
             further, holder = self._further(path, origin)
             if holder:
                 path, run, state = further, None, _load(further) if self.dist.rank == holder else None

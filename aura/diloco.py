@@ -9,8 +9,10 @@ meanwhile stays. Differences travel in 8 bits (aura/averaging.py); what rounding
 (Seide et al. 2014).
 """
 
+import contextlib
 import itertools
 import math
+import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +26,9 @@ from aura.sync import SYNC_LR, SYNC_MOMENTUM, Known, name_run
 
 FRAGMENTS = 8
 FORMAT = 2  # of own_state(): since 2 it tells what the means owe
+PATIENCE_S = 10.0  # for the others, once this rank was asked to stop: torchrun kills 30 s after it has passed that on
+ASK_S = 2.0  # between two looks at the store while waiting; shorter than distributed.FAREWELL_SECONDS
+POLL_S = 0.001
 LAG = 2  # steps after which every rank acts on what was told in one: a message has that long to arrive
 
 
@@ -64,6 +69,7 @@ class DiLoCo:
         self.owed = [averaging.nothing_owed(end - begin, dist.world_size)
                      for begin, end in itertools.pairwise(self.cuts)]
         self.flight, self.messages, self.own = None, deque(), None
+        self.request, self.begun, self.step_s = None, None, deque(maxlen=every)
 
     def wrap(self, model):
         """`model` as it is: nothing of it travels in backward."""
@@ -71,9 +77,9 @@ class DiLoCo:
 
     # ---- What the loop calls ----------------------------------------------------------------------------------------
 
-    def weigh(self, loss, count, signal_number, clock):
+    def weigh(self, loss, count, request, clock):
         """Mean loss per token of this rank, and what a sum over its tokens is multiplied by to be their mean."""
-        self.own = loss.item(), float(count), signal_number
+        self.own, self.request = (loss.item(), float(count), request.number), request
         mean = self.own[0] / self.own[1] if count else math.nan
         return mean, 1 / max(1.0, self.own[1])
 
@@ -84,7 +90,11 @@ class DiLoCo:
         Returns the Knowns of earlier steps, each LAG steps after it; of all of them when `settle` or `last`, or when
         one asks to stop. Every rank gets the same at the same step.
         """
-        with clock.phase("communication"):
+        now, before = time.monotonic(), self.begun
+        self.begun = now
+        if before is not None:
+            self.step_s.append(now - before)
+        with clock.phase("communication"), self._own_if_alone(last):
             self._tell(step, trouble)
             if self.flight:
                 self.flight.average.advance()
@@ -111,8 +121,8 @@ class DiLoCo:
 
     def close(self):
         """Let what is under way arrive before the group ends; it is forgotten, own_state() has told of it."""
-        if self.flight:
-            self.flight.average.mean(self.agreed_flat.device)
+        self.request = None  # all is saved, and there is time
+        self._forget()
 
     # ---- What is kept -----------------------------------------------------------------------------------------------
 
@@ -155,7 +165,7 @@ class DiLoCo:
         self.messages.append((step, message, c10d.all_reduce(message, group=self.dist.control, async_op=True)))
 
     def _hear(self, step, message, work):
-        work.wait()
+        self._wait(work)
         (loss, count), faults, signals = message.tolist()[:2], *message[2:].view(2, -1).tolist()
         ranks = [str(rank) for rank, fault in enumerate(faults) if fault]
         trouble = f"pérdida o gradiente no finitos en el rango {', '.join(ranks)}" if ranks else ""
@@ -182,7 +192,24 @@ class DiLoCo:
 
     def _launch(self):
         flight = self.flight
-        flight.average = averaging.start(flight.payload, len(flight.local), self.wire, self.owed[flight.fragment])
+        flight.average = averaging.start(flight.payload, len(flight.local), self.wire, self.owed[flight.fragment],
+                                         self._wait)
+
+    def _wait(self, work):
+        """work.wait(), whose end is the group's time-out. But not for who has said that it failed and is about to
+        leave; and once this process was asked to stop, not for others that are not to be heard of for so long that it
+        might be killed before it has saved anything."""
+        begun = asked = time.monotonic()
+        while not work.is_completed():
+            patience, now = max(PATIENCE_S, 2 * max(self.step_s, default=0.0)), time.monotonic()
+            if self.request and self.request.number and now - begun > patience:
+                raise c10d.DistNetworkError(f"nada en {patience:.0f} s, y se pidió parar")
+            if now - asked > ASK_S:
+                if self.dist.failure():
+                    raise c10d.DistNetworkError("otro proceso ha fallado")
+                asked = now
+            time.sleep(POLL_S)
+        work.wait()
 
     def _arrive(self):
         """Wait for what is under way, if anything, and take the outer step with it: Nesterov's as torch.optim.SGD
@@ -211,18 +238,35 @@ class DiLoCo:
         self._put(place, self.agreed_flat[place] + (self._local(place) - self.flight.local))
         self.flight = None
 
+    def _forget(self):
+        """Wait for what is under way, if anything, and take nothing from it."""
+        if self.flight:
+            self.flight.average.mean(self.agreed_flat.device)
+            self.flight = None
+
     @torch.no_grad()
     def _finish(self):
         """Agree on all weights as they are now: on their mean, without the momentum, which no later step would put
         right. What is under way is told again."""
-        self.close()
-        self.flight = None
+        self._forget()
         for fragment in range(len(self.cuts) - 1):
             self._depart(fragment)
             mean, place = self._received()
             if mean is not None:
                 self.agreed_flat[place].sub_(mean)
             self._land(place)
+
+    @contextlib.contextmanager
+    def _own_if_alone(self, last):
+        """When another rank is lost in the last step of all, this rank's weights are the agreed ones: where they are
+        not yet, no later step would learn again what they have."""
+        try:
+            yield
+        except RuntimeError:
+            own = self._local(slice(None))
+            if last and own.isfinite().all():
+                self.agreed_flat.copy_(own)
+            raise
 
     # ---- One vector of all weights ----------------------------------------------------------------------------------
 

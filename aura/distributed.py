@@ -56,6 +56,8 @@ class Session:
     store: object = None
     control: object = None  # a gloo group for objects and CPU tensors, whatever carries the gradients
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
+    failed: list = field(default_factory=list)  # the rank that said why it left
+    broken: bool = False  # peer_lost() was called: no collective will ever end again
     mesh: object = None  # the group as shards know it
 
     @property
@@ -105,10 +107,14 @@ class Session:
         self.sum([0])
 
     def gather_objects(self, value):
-        """Every rank's `value` (picklable), in rank order, on every rank."""
+        """Every rank's `value` (picklable), in rank order, on every rank. Once the group is broken, None in place of
+        the others'."""
         if not self.grouped:
             return [value]
         values = [None] * self.world_size
+        if self.broken:
+            values[self.rank] = value
+            return values
         c10d.all_gather_object(values, value, group=self.control)
         return values
 
@@ -180,15 +186,22 @@ class Session:
         if self.grouped:
             # The store may be what is gone; our problem is already on its way.
             with contextlib.suppress(RuntimeError, TimeoutError):
-                within(FAREWELL_SECONDS, lambda: self.store.compare_set("failed", "", f"rango {self.rank}: {problem}"))
+                reason = json.dumps([self.rank, getattr(problem, "reason", str(problem))])
+                within(FAREWELL_SECONDS, lambda: self.store.compare_set("failed", "", reason))
+
+    def failure(self):
+        """(rank, reason) of the first process that has posted its failure; None where none has, or the store is out of
+        reach."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            said = within(2, lambda: self.store.get("failed").decode() if self.store.check(["failed"]) else None)
+            return said and json.loads(said)
 
     def peer_lost(self, problem):
         """A PeerLost that gives the reason another process left, or what the network said."""
-        said = None
-        with contextlib.suppress(RuntimeError, TimeoutError):
-            said = within(2, lambda: self.store.get("failed").decode() if self.store.check(["failed"]) else None)
-        if said:
-            return PeerLost(f"otro proceso se ha detenido: {said}")
+        self.broken = True
+        if told := self.failure():
+            self.failed = told[:1]
+            return PeerLost(f"otro proceso se ha detenido: rango {told[0]}: {told[1]}")
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         return PeerLost(f"se ha perdido la comunicación con otro proceso{self._silent_ranks()} (espera máxima "
                         f"{self.timeout:g} s): compruebe que todas las máquinas siguen encendidas y en red; lo que "
@@ -212,8 +225,8 @@ class Session:
 
     @property
     def first_left(self):
-        """The lowest rank that still answered when a collective failed."""
-        return min(rank for rank in range(self.world_size) if rank not in self.silent)
+        """The lowest rank that still answered when a collective failed, and had not failed itself."""
+        return min(rank for rank in range(self.world_size) if rank not in self.silent + self.failed)
 
     def addresses(self, store=None):
         """The address of every rank's machine. store: another connection to the store, for another thread."""
@@ -368,8 +381,7 @@ def _join(place, dist, args):
     address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
     store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address,
                                                   "node": os.environ.get("SLURMD_NODENAME"),
-                                                  "arguments": {name: getattr(args, name) for name in SAME_EVERYWHERE
-                                                                if hasattr(args, name)}}))
+                                                  "arguments": _compared(args)}))
     deadline = time.monotonic() + dist.timeout
 
     def wait():
@@ -386,6 +398,15 @@ def _join(place, dist, args):
     except TimeoutError as problem:
         raise PeerLost(f"el rango 0, en {place.master_addr}:{place.master_port}, dejó de contestar: mire en su máquina "
                        "si el proceso está parado o bloqueado") from problem
+
+
+def _compared(args):
+    """{name: value} of the arguments in which processes may not differ. Of --resume it is whether to begin anew: which
+    checkpoint is meant rank 0 says."""
+    compared = {name: getattr(args, name) for name in SAME_EVERYWHERE if hasattr(args, name)}
+    if hasattr(args, "resume"):
+        compared["resume"] = "none" if args.resume == "none" else "distinto de none"
+    return compared
 
 
 def _require_all(peers, place, timeout):

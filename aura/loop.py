@@ -16,7 +16,7 @@ from aura import backend, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
-from aura.errors import PeerLost, TrainingFault, UserError
+from aura.errors import TrainingFault, UserError
 from aura.files import explain
 from aura.signals import orderly_stop
 from aura.sync import Exact
@@ -121,7 +121,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             norm = torch.nn.utils.get_total_norm(gradients)
             with clock.phase("communication"):
                 norm = sharding.whole(norm)
-            loss, share = sync.weigh(loss, count, request.number, clock)
+            loss, share = sync.weigh(loss, count, request, clock)
             norm = norm.item() * policy.micro_tokens * share
             progress.step += 1
 
@@ -271,13 +271,13 @@ def _checkpoint_named(checkpointer, dist, sync, progress, state):
         yield
     except TrainingFault as fault:
         if checkpointer.named() not in str(fault):
-            fault.args = (f"{fault}; {checkpointer.named()}",)
+            _name(fault, checkpointer)
         raise
     except UserError as problem:  # data or a checkpoint that went bad while the run was on
-        raise TrainingFault(f"{problem}; {checkpointer.named()}") from problem
+        raise _name(TrainingFault(str(problem)), checkpointer) from problem
     except OSError as problem:
-        raise TrainingFault(f"no se puede escribir {problem.filename or 'en el disco'} ({explain(problem)}); "
-                            f"{checkpointer.named()}") from problem
+        fault = TrainingFault(f"no se puede escribir {problem.filename or 'en el disco'} ({explain(problem)})")
+        raise _name(fault, checkpointer) from problem
     except RuntimeError as problem:
         if not (dist.grouped and is_communication_error(problem)):
             raise
@@ -285,9 +285,16 @@ def _checkpoint_named(checkpointer, dist, sync, progress, state):
         if sync.weights and dist.rank == dist.first_left:
             with sync.agreed():
                 checkpointer.save_alone(progress.step, state())
-        raise PeerLost(f"{lost}; {checkpointer.named()}") from problem
+        raise _name(lost, checkpointer) from problem
     finally:
         checkpointer.settle()
+
+
+def _name(fault, checkpointer):
+    """`fault` with the checkpoint to go on from; others, who have their own, are told its `reason`."""
+    fault.reason = str(fault)
+    fault.args = (f"{fault}; {checkpointer.named()}",)
+    return fault
 
 
 def state_of(module, optimizer, precision, loader, policy, progress, average, sync):

@@ -101,6 +101,11 @@ class _Place:
     token: int = 0
 
 
+def _plain(place: _Place, delivered: int) -> dict:
+    """A position as plain values, for state_dict()."""
+    return {**asdict(place), "delivered": delivered}
+
+
 @dataclass(frozen=True)
 class _Share:
     """What determines the blocks of one rank."""
@@ -143,10 +148,13 @@ class StreamLoader:
                              val_fraction, threads)
         self._batch_size, self._grad_accum = batch_size, grad_accum
         self._dist, self._device = dist, torch.device(device)
-        self._start(_Place(), 0)
+        self._start([(_Place(), 0)] * dist.world_size)
         self._agree()
 
-    def _start(self, place: _Place, delivered: int) -> None:
+    def _start(self, positions: list[tuple[_Place, int]]) -> None:
+        """Begin to read at the (place, windows delivered since) of this rank, of those of all ranks."""
+        self._known = [_plain(*position) for position in positions]
+        place, delivered = positions[self._dist.rank]
         self._place, self._block, self._at, self._micro = place, None, delivered, 0
         self._commit()
         self._reader = _Reader(self._share, place)
@@ -195,11 +203,13 @@ class StreamLoader:
         self.samples = self._place.block * self._share.shuffle_windows + self._at
 
     def state_dict(self) -> dict:
-        """The positions of all ranks, which call this together at the same step; plain values only."""
-        place, delivered = self._done
+        """The positions of all ranks, which call this together at the same step; plain values only. Of those of whom a
+        rank that is left alone hears no more, where they last told that they were."""
+        told = self._dist.gather_objects(_plain(*self._done))
+        self._known = [position or before for position, before in zip(told, self._known, strict=True)]
         share = self._share
         return {"seed": share.seed, "seq_len": share.seq_len, "shuffle_windows": share.shuffle_windows,
-                "ranks": self._dist.gather_objects({**asdict(place), "delivered": delivered})}
+                "ranks": self._known}
 
     def load_state_dict(self, state: dict) -> None:
         """Go to a saved position. Rank 0 prints what is not exact about it.
@@ -213,17 +223,16 @@ class StreamLoader:
         places = [_Place(**{key: value for key, value in rank.items() if key != "delivered"})
                   for rank in state["ranks"]]
         if len(places) != self._dist.world_size:
-            self._start(self._meeting_point(places, delivered), 0)
+            self._start([(self._meeting_point(places, delivered), 0)] * self._dist.world_size)
             return
-        place, count = places[self._dist.rank], delivered[self._dist.rank]
         if any(state[key] != getattr(self._share, key) for key in ("seq_len", "shuffle_windows")):
             self._dist.print("Aviso: la ventana o el bloque de barajado son otros: cada proceso empieza de nuevo el "
                              f"bloque que tenía a medias; se repiten {sum(delivered)} ventanas de {state['seq_len']}.")
-            place, count = replace(place, block=0), 0
+            places, delivered = [replace(place, block=0) for place in places], [0] * len(places)
         elif self._share.corpus.source["kind"] == "hub":
             self._dist.print("Corpus del Hub: se sigue en el mismo documento según el estado que guarda `datasets`, "
                              "que es exacto mientras el repositorio no cambie.")
-        self._start(place, count)
+        self._start(list(zip(places, delivered, strict=True)))
 
     def _meeting_point(self, places: list[_Place], delivered: list[int]) -> _Place:
         """Where another number of ranks goes on: at the first document that not all of the earlier ones had passed."""

@@ -56,11 +56,11 @@ class Exact:
             return self.model
         return self.dist.wrap(model)
 
-    def weigh(self, loss, count, signal_number, clock):
+    def weigh(self, loss, count, request, clock):
         """(mean loss per token, share) of a step in which this rank's losses add up to `loss` over `count` tokens.
-        share: times a sum over tokens, as it is in the gradients, gives the mean."""
+        share: times a sum over tokens, as it is in the gradients, gives the mean. request: signals.StopRequest."""
         signals = [0.0] * self.dist.world_size
-        signals[self.dist.rank] = float(signal_number)
+        signals[self.dist.rank] = float(request.number)
         own = [loss.item(), float(count)]  # on CUDA what was only queued is done now
         with clock.phase("communication"):
             loss_sum, total, *signals = self.dist.sum([*own, *signals])

@@ -1,13 +1,19 @@
 """DiLoCo against a plain one on one vector in one process, with Nesterov by torch: real processes agree on the same."""
 
+import contextlib
+import itertools
+import threading
+
 import pytest
 import torch
 import torch.distributed as c10d
 
-from aura import averaging
+from aura import averaging, diloco
 from aura.averaging import BLOCK, pack, unpack
 from aura.clock import Clock
 from aura.diloco import DiLoCo
+from aura.distributed import is_communication_error
+from aura.signals import StopRequest
 from tests.support import run_ranks
 
 RATE = 0.01  # of every process's own AdamW
@@ -67,7 +73,7 @@ def steps_of(every):
 
 
 def advance(synced, step, last=False):
-    synced.weigh(torch.tensor(1.0), 1, 0, None)
+    synced.weigh(torch.tensor(1.0), 1, StopRequest(), None)
     return synced.advance(step, "", Clock(synced.dist), last=last)
 
 
@@ -130,7 +136,7 @@ def nobody(dist):
     try:
         owed = averaging.nothing_owed(COUNT, dist.world_size) + 0.3
         payload, _ = averaging.pack_all(torch.ones(COUNT), 0.0, dist.world_size)
-        average = averaging.start(payload, COUNT, c10d.group.WORLD, owed)
+        average = averaging.start(payload, COUNT, c10d.group.WORLD, owed, c10d.Work.wait)
         return {"mean": average.mean(dist.device), "owed": average.owed, "bytes": sum(sent)}
     finally:
         c10d.all_gather, c10d.all_to_all_single = gather, scatter
@@ -148,8 +154,71 @@ def between(dist):
     return left
 
 
+def lost(dist):
+    """This rank's own weights and the agreed ones after the exchange of a fourth fragment has failed, in the last
+    agreement of all; and whether a failure before it leaves the agreed ones alone."""
+    module = layers()
+    synced, calls = DiLoCo(dist, module, 20), itertools.count()
+    received, before = synced._received, synced.agreed_flat.clone()
+    synced._put(slice(None), before + gradient(before, dist.rank, 1))
+    own = flat(module)
+
+    def fail(*_):
+        raise RuntimeError("gloo: Connection closed by peer")
+
+    synced._tell = fail
+    with contextlib.suppress(RuntimeError):
+        advance(synced, 1)
+    untouched = torch.equal(synced.agreed_flat, before)
+    del synced._tell
+    synced._received = lambda: fail() if next(calls) == 3 else received()
+    with contextlib.suppress(RuntimeError):
+        advance(synced, 2, last=True)
+    synced.close()
+    return {"own": own, "agreed": synced.agreed_flat, "untouched": untouched}
+
+
+def asked_to_stop(dist):
+    """What a rank that was asked to stop says of others that are late; they come in the end."""
+    synced, request, said = DiLoCo(dist, layers(), 20), StopRequest(), ""
+    patience, diloco.PATIENCE_S = diloco.PATIENCE_S, 0.2
+    request.handle(2, None)
+    for step in (1, 2):
+        if not dist.main:
+            dist.store.wait([f"late {step}"])
+        synced.weigh(torch.tensor(1.0), 1, request, None)
+        synced.step_s.extend([100.0] * (step == 2))  # steps that take as long: being late is no sign of being gone
+        if dist.main and step == 2:
+            threading.Timer(1.0, lambda: dist.store.set("late 2", "1")).start()
+        try:
+            known = synced.advance(step, "", Clock(dist), settle=True)
+        except RuntimeError as problem:
+            said += f"{step}: {problem} {is_communication_error(problem)}"
+            dist.store.set("late 1", "1")
+    diloco.PATIENCE_S = patience
+    return said, [each.step for each in known]
+
+
+def told_of_failure(dist):
+    """What a rank that waits says when another has posted its failure."""
+    synced, said = DiLoCo(dist, layers(), 20), None
+    usual, diloco.ASK_S = diloco.ASK_S, 0.1
+    if dist.main:
+        dist.post_failure(RuntimeError("disco lleno"))
+        dist.store.wait([f"heard {rank}" for rank in range(1, dist.world_size)])
+        dist.store.delete_key("failed")
+    try:
+        synced.weigh(torch.tensor(1.0), 1, StopRequest(), None)
+        synced.advance(1, "", Clock(dist), settle=True)
+    except RuntimeError as problem:
+        said = str(problem), dist.failure()
+        dist.store.set(f"heard {dist.rank}", "1")
+    diloco.ASK_S = usual
+    return said
+
+
 def everything(dist, folder):
-    size, work = dist.world_size, (drift, spoilt, nobody, between)
+    size, work = dist.world_size, (drift, spoilt, nobody, between, lost, asked_to_stop, told_of_failure)
     torch.save({**{every: train(dist, every) for every in CASES[size]}, **{each.__name__: each(dist) for each in work}},
                folder / f"{size}-{dist.rank}.pt")
 
@@ -238,6 +307,29 @@ def test_what_rounding_owes_is_paid(runs, size):
     along, small = runs[size][0]["drift"].view(size, 2).T.tolist()
     assert along == pytest.approx([100] * size, rel=1e-5)
     assert small == pytest.approx([0.05 * (1 + size)] * size, abs=(1 if size == 2 else 2) / 127)
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_who_is_left_in_the_last_agreement_keeps_what_it_has_learnt(runs, size):
+    found, cut = [rank["lost"] for rank in runs[size]], 4810 * 3 // 8
+    mean = sum(rank["own"] for rank in found) / size
+    for rank in found:
+        assert rank["untouched"] and torch.equal(rank["agreed"][cut:], rank["own"][cut:])
+        assert torch.equal(rank["agreed"][:cut], found[0]["agreed"][:cut])
+        assert (rank["agreed"][:cut] - mean[:cut]).abs().max() < 0.1 < (rank["own"] - mean)[:cut].abs().max()
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_who_waits_hears_that_another_has_failed(runs, size):
+    first, *others = [rank["told_of_failure"] for rank in runs[size]]
+    assert first is None and others == [("otro proceso ha fallado", [0, "disco lleno"])] * (size - 1)
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_who_is_asked_to_stop_waits_for_late_ones_but_not_for_ever(runs, size):
+    (said, steps), *others = [rank["asked_to_stop"] for rank in runs[size]]
+    assert said == "1: nada en 0 s, y se pidió parar True" and steps == [2]
+    assert all(rank == ("", [2]) for rank in others)
 
 
 @pytest.mark.parametrize("size", CASES)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from aura import backend, distributed
-from aura.errors import UserError
+from aura.errors import TrainingFault, UserError
 from tests.support import ROOT, free_port, ranks, run, run_ranks
 
 DOCTOR = ROOT / "test_ddp.py"
@@ -49,10 +49,12 @@ def test_processes_started_with_different_options_say_so_and_end(tmp_path):
     path = program(tmp_path, "print('entra')")
     rank = 'int(os.environ["RANK"])'
     path.write_text(path.read_text().replace("distributed=True", f"distributed=True, seed=7, log_dir=str({rank}), "
-                                                                 f"sync_every=56 + {rank}, lr=[1e-3, 2e-3][{rank}]"))
+                                                                 f"sync_every=56 + {rank}, lr=[1e-3, 2e-3][{rank}], "
+                                                                 f"resume=['otro.pt', 'none'][{rank}]"))
     for code, output in run_ranks([path], [tmp_path] * 2):
         assert code == 2 and "Traceback" not in output and "entra" not in output
-        assert "--lr es 0.001 en el rango 0 y 0.002 en el rango 1; --sync-every es 56 en el rango 0 y 57 en" in output
+        assert ("--lr es 0.001 en el rango 0 y 0.002 en el rango 1; --resume es distinto de none en el rango 0 y none "
+                "en el rango 1; --sync-every es 56 en el rango 0 y 57 en") in output
         assert output.count("lance todos los procesos con las mismas opciones") == 1 and "log-dir" not in output
 
 
@@ -158,6 +160,25 @@ dist.barrier()
     outputs = run_ranks([path], [tmp_path] * 3)
     assert [code for code, _ in outputs] == [3, 2, 3]
     assert all("rango 1: mi disco está lleno" in outputs[rank][1] for rank in (0, 2))
+
+
+def test_who_is_left_when_a_rank_has_said_why_it_failed():
+    class Store(dict):
+        def compare_set(self, key, expected, value):
+            assert expected == ""
+            self.setdefault(key, value.encode())
+
+        def check(self, keys):
+            return set(keys) <= self.keys()
+
+    problem = TrainingFault("mi disco está lleno; último punto de control: a.pt")
+    problem.reason = "mi disco está lleno"
+    store = Store()
+    for rank in (0, 2):
+        distributed.Session(rank=rank, world_size=3, store=store).post_failure(problem)
+    dist = distributed.Session(rank=1, world_size=3, store=store)
+    assert str(dist.peer_lost(RuntimeError())) == "otro proceso se ha detenido: rango 0: mi disco está lleno"
+    assert dist.first_left == 1 and dist.gather_objects("uno") == [None, "uno", None]
 
 
 def test_a_killed_rank_is_named_by_the_others(tmp_path):

@@ -184,5 +184,13 @@ def test_what_is_not_finite_on_one_rank_is_noticed_by_all_and_owed_by_none(runs)
         assert residual.isfinite().all()
 
 
+@pytest.mark.parametrize("size", range(2, 65))
+def test_what_is_limited_adds_up_to_something_finite(size):
+    total = half = halving.halve(torch.tensor([1e9]), torch.ones(()), size)[0]
+    for _ in range(size - 1):
+        total = total + half
+    assert total.isfinite() and size * half.double() > 0.96 * halving.LARGEST
+
+
 def test_with_what_was_kept_it_goes_on_bit_for_bit(runs):
     assert torch.equal(*runs[0]["continued"])

@@ -219,6 +219,12 @@ with stream.StreamLoader(corpus.open_corpus(path), tokens, **options) as loader:
         dist.barrier()
     loader.load_state_dict(state)
     assert all(torch.equal(loader.next(), batch) for batch in seen[11:]), "resumed"
+    dist.barrier()
+    dist.broken = True
+    alone = loader.state_dict()["ranks"]
+    dist.broken = False
+    known = [now == before for now, before in zip(alone, state["ranks"])]
+    assert known == [rank != dist.rank for rank in range(dist.world_size)], "alone"
 torch.save([torch.cat(seen).tolist(), epochs], f"{out}{dist.rank}")
 if dist.main:
     torch.save(state, out)
