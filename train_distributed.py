@@ -174,6 +174,7 @@ def train(args, dist, task, clock):
     progress = pretrain.resume(args, dist, checkpointer, module, optimizer, precision, loader, average=average,
                                synced=synced)
     first = progress.step
+    steps, fewer = pretrain.length(args, dist, loader, progress)
     pretrain.synchronise(dist, module, synced)
     model = synced.wrap(module.compiled() if args.compile else module)
     evaluation = finetune.Evaluation(args, dist, task, module, precision, fresh=not first)
@@ -190,7 +191,8 @@ def train(args, dist, task, clock):
                    "--max-steps; para empezar de cero, --resume none.")
 
     def schedule(step):
-        return optim.warmup_linear(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
+        whole = steps - fewer
+        return optim.warmup_linear(step - fewer, steps=whole, warmup_steps=round(args.warmup_ratio * whole), lr=args.lr,
                                    min_lr=args.min_lr_ratio * args.lr)
 
     reporter.start(first)

@@ -144,8 +144,9 @@ def run(main):
     # is one write, also under `python -u`, or lines of several processes mix.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
-    launcher = os.environ.keys() & {"TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
-    spokesman = not launcher or (os.environ.get("RANK") or os.environ.get("SLURM_PROCID")) == "0"
+    # One line of what all know: on each machine's console under torchrun, in the one log of all under SLURM.
+    first = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
+    spokesman = os.environ.get(first, "0") == "0"
     try:
         code = main()
     except (UserError, TrainingFault) as problem:

@@ -307,6 +307,11 @@ def session(args, before_group=None):
     if sharded and method in ("fp16", "diloco"):
         raise sharding.agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte "
                                           "entre todos; quite --sync, o fsdp")
+    useless = sorted({"sync_every", "sync_lr", "sync_momentum"} & set(getattr(args, "given", ())))
+    if useless and method in ("ddp", "fp16"):
+        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in useless)
+        raise sharding.agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite "
+                                          "lo uno o lo otro")
     place = placement.find(args)
     dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout,
                    shards=place.world_size if sharded else 1)

@@ -313,7 +313,8 @@ def _losses(lossy, name):
 
 def _slow(pairs, name):
     """Machines far below the others, pairs far below their machines, or a network slow as a whole."""
-    advice = "use cable y un switch de 1 Gbit/s o más; mientras tanto, --grad-accum o --batch-size mayores"
+    advice = ("use cable y un switch de 1 Gbit/s o más; mientras tanto, --sync diloco, o --grad-accum o --batch-size "
+              "mayores")
     sends, receives = {}, {}
     for pair in pairs:
         for source, target, rate in ((pair.a, pair.b, pair.rate_ab), (pair.b, pair.a, pair.rate_ba)):

@@ -333,6 +333,20 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     return progress
 
 
+def length(args, dist, loader, progress):
+    """(steps of the whole run, how many fewer of today's size would have come as far): where --epochs says how long it
+    is, steps that took more or less data, on another number of processes, count as what they have seen of it. The
+    schedule is that of a run of today's size, at the step that many fewer."""
+    if args.max_steps:
+        return args.max_steps, 0
+    whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
+    fewer = progress.step - (whole - left) if left < whole else 0  # at the beginning of other data steps count on
+    if fewer:
+        dist.print(f"Los pasos de antes llevaban otra cantidad de datos: con los de ahora serían {whole - left} de "
+                   f"{whole}, y faltan {left}.")
+    return whole + fewer, fewer
+
+
 def _require_same(state, checkpointer):
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     try:
@@ -405,6 +419,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         synced = make_sync(args, dist, module, steps, loss_fn, precision,
                            torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device))
         progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
+        steps, fewer = length(args, dist, loader, progress)
         synchronise(dist, module, synced)
         model = synced.wrap(module.compiled() if args.compile else module)
         peak = report.peak_flops(backend.device_name(dist.device), precision.name)
@@ -424,9 +439,10 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         reporter.start(progress.step)
         try:
             progress, stopped = loop.train(
-                model, injected(loss_fn, dist), loader, optimizer, lambda step: schedule(step, steps), checkpointer,
-                reporter, policy, dist, precision, sync=synced, progress=progress, average=average,
-                begin_step=begin_step and (lambda step: begin_step(step, steps)),
+                model, injected(loss_fn, dist), loader, optimizer,
+                lambda step: schedule(step - fewer, steps - fewer), checkpointer, reporter, policy, dist,
+                precision, sync=synced, progress=progress, average=average,
+                begin_step=begin_step and (lambda step: begin_step(step - fewer, steps - fewer)),
                 evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                 sample=make_sample(args, dist, module, tokenizer, reporter, precision),
                 reinitialise=lambda: sharding.load_whole(

@@ -50,7 +50,10 @@ def _has_intact(dist, meta, data_dir):
     except UserError as problem:
         dist.print_each(f"Aviso: {problem} Se pide de nuevo al rango 0.")
         return False
-    return local is not None and local.sha256 == meta["sha256"]
+    if local is None or local.sha256 == meta["sha256"]:
+        return local is not None
+    dist.print_each(f"Aviso: en {str(local.directory)!r} hay otros datos preparados: se sustituyen por los del rango 0")
+    return False
 
 
 def _place(data_dir):

@@ -465,7 +465,7 @@ def model_words(args, folder):
 def sync_words(args, method):
     outer = {"--sync-every": args.sync_every, "--sync-lr": args.sync_lr, "--sync-momentum": args.sync_momentum}
     given = [word for name, value in outer.items() if value is not None for word in (name, value)]
-    return ["--sync", method, *given] if method in OURS_TOGETHER else []
+    return ["--sync", method, *(given if method in ("diloco", "auto") else ())] if method in OURS_TOGETHER else []
 
 
 def speed_words(args, folder, method):

@@ -94,6 +94,19 @@ cli.run(main)
     assert run([path], tmp_path) == (2, "anteserror: el valor 7 no sirve; use 8\n")
 
 
+@pytest.mark.parametrize("spoken, variables", [
+    (True, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0"}),  # the first of the second machine
+    (False, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1"}),
+    (True, {"SLURM_PROCID": "0"}),
+    (False, {"SLURM_PROCID": "1", "SLURM_LOCALID": "0"}),
+    (True, {"RANK": "1"}),  # by hand
+])
+def test_what_all_know_is_said_once_on_each_console(tmp_path, spoken, variables):
+    words = ["-c", "from aura import cli, distributed\ncli.run(lambda: cli.Parser().parse_args(['--no']))"]
+    code, output = run(words, tmp_path, **variables)
+    assert code == 2 and output.count("\n") == output.count("error: argumento desconocido --no") == spoken
+
+
 @pytest.mark.parametrize("flags", [["-u"], []])
 def test_a_line_is_one_write_so_that_lines_of_several_processes_do_not_mix(flags):
     """A datagram socket keeps every write apart."""

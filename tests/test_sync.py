@@ -403,6 +403,18 @@ def test_bad_input_is_one_line_with_the_way_out(words, pieces):
     assert all(piece in str(problem.value) for piece in pieces) and "\n" not in str(problem.value)
 
 
+@pytest.mark.parametrize("method", ["ddp", "fp16"])
+def test_what_counts_with_diloco_alone_is_not_taken_by_others(method):
+    parser = Parser()
+    add_distributed(parser)
+    args = parser.parse_args(["--sync", method, "--sync-lr", "0.5", "--sync-every", "3"])
+    with pytest.raises(UserError, match=f"^--sync-every 3, --sync-lr 0.5: solo .* diloco, y aquí es --sync {method}"), \
+            distributed.session(args):
+        pass
+    with distributed.session(parser.parse_args(["--sync-every", "3"])) as dist:  # auto may take diloco
+        assert not dist.grouped
+
+
 @pytest.mark.parametrize("words, steps, expected", [
     ([], 5599, (0.9, 0.5)),
     ([], 5600, (0.7, 0.9)),

@@ -119,9 +119,34 @@ def test_machines_without_data_or_checkpoint_receive_them(book, tmp_path):
     for path in (first / "Data" / "libro").iterdir():
         assert (second / "Data" / "libro" / path.name).read_bytes() == path.read_bytes()
     assert not list(second.glob("checkpoints/*.pt")) and not (second / "gpt2_spanish.pth").exists()
+    assert "hay otros datos preparados" not in outputs[1][1]
     outputs = run_ranks([*command, "--max-steps", "8"], [first, second])
     assert [code for code, _ in outputs] == [0, 0], outputs
     assert "Se reanuda en el paso 4" in outputs[0][1] and "no tienen los datos" not in outputs[0][1]
+
+
+def test_an_epoch_ends_where_its_text_does_whatever_number_of_processes_read_it(book, tmp_path):
+    """Five steps alone are as much text as two and a half of two processes: those after the third are left."""
+    def rates(folder, first):
+        rows = report.read_table(folder / "logs" / "train.csv")
+        return {int(row["step"]) - first: row["lr"] for row in rows}, rows[-1]
+
+    whole, changed = tmp_path / "whole", tmp_path / "changed"
+    epoch = ["--dataset-name", book, "--epochs", "1", "--batch-size", "32"]
+    for folder in (whole, changed):
+        folder.mkdir()
+    assert train(changed, *epoch, "--max-steps", 5)[0] == 0
+    for folder in (whole, changed):
+        outputs = run_ranks([SCRIPT, *SMALL, *epoch, "--distributed"], [folder] * 2)
+        assert [code for code, _ in outputs] == [0, 0], outputs
+    expected, last = rates(whole, 0)
+    found, end = rates(changed, 2)
+    steps = max(expected)
+    assert f"con los de ahora serían 3 de {steps}, y faltan {steps - 3}." in outputs[0][1]
+    assert max(found) == steps > 5 and all(found[step] == expected[step] for step in range(4, steps + 1))
+    assert float(last["epoch"]) - 0.1 < float(end["epoch"]) <= 1
+    (code, output), _ = run_ranks([SCRIPT, *SMALL, *epoch, "--distributed"], [changed] * 2)
+    assert code == 0 and "ya estaba completo" in output, output
 
 
 def test_a_damaged_copy_on_another_machine_is_sent_again(book, tmp_path):
@@ -138,6 +163,18 @@ def test_a_damaged_copy_on_another_machine_is_sent_again(book, tmp_path):
     assert [code for code, _ in outputs] == [0, 0], outputs
     assert "Aviso" in outputs[1][1] and "rangos 1 no tienen los datos" in outputs[0][1]
     assert shard.read_bytes() == (first / "Data" / "libro" / "train-00000.bin").read_bytes()
+
+
+def test_other_data_of_the_same_name_on_another_machine_are_replaced_and_it_says_so(book, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    (second / "otro").mkdir(parents=True)
+    first.mkdir()
+    (second / "otro" / book.name).write_text("Otro texto, que no es el mismo. " * 400, encoding="utf-8")
+    assert train(first, "--prepare", "--dataset-name", book)[0] == 0
+    assert train(second, "--prepare", "--dataset-name", second / "otro" / book.name, "--vocab-size", 300)[0] == 0
+    outputs = run_ranks([SCRIPT, *SMALL, "--distributed", "--max-steps", "2", "--local-rank", "0"], [first, second])
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "[rango 1] Aviso: en 'Data/libro' hay otros datos preparados: se sustituyen" in outputs[1][1]
 
 
 def test_data_that_do_not_match_their_hash_are_refused(book, tmp_path):
