@@ -324,6 +324,7 @@ def run_build(rules: str, output: str, target: Path) -> None:
         # A killed builder's compiler may still be writing there: what cannot go now goes with the next build.
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=target.parent, ignore_cleanup_errors=True) as folder:
+        print("Se compila la extensión C++, solo esta vez: puede tardar unos minutos.", file=sys.stderr, flush=True)
         built = Path(folder, output)
         Path(folder, "build.ninja").write_text(rules)
         _run_ninja(ninja, Path(folder))

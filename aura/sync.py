@@ -115,7 +115,7 @@ def make(args, dist, module, steps, measure):
 
         lr, momentum = outer_step(args, steps)
         dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
-                   f"{steps // args.sync_every} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
+                   f"{max(1, steps // args.sync_every)} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
                    f"{momentum:g}); se validan y se guardan los pesos acordados.")
         if _few_agreements(args, steps):
             dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores pueden enseñar más: «Lotes "
