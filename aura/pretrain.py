@@ -334,16 +334,16 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
 
 
 def length(args, dist, loader, progress):
-    """(steps of the whole run, how many fewer of today's size would have come as far): where --epochs says how long it
-    is, steps that took more or less data, on another number of processes, count as what they have seen of it. The
-    schedule is that of a run of today's size, at the step that many fewer."""
+    """(steps of the whole run, how many fewer of today's would have come as far): where --epochs says how long it is,
+    steps that took more or less data, on another number of processes, count as what they have seen of it, and those
+    with other data as none. The schedule is that of a run of today's steps, at the step that many fewer."""
     if args.max_steps:
         return args.max_steps, 0
     whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
-    fewer = progress.step - (whole - left) if left < whole else 0  # at the beginning of other data steps count on
+    fewer = progress.step - (whole - left)
     if fewer:
-        dist.print(f"Los pasos de antes llevaban otra cantidad de datos: con los de ahora serían {whole - left} de "
-                   f"{whole}, y faltan {left}.")
+        dist.print("Los pasos de antes llevaban otros datos u otra cantidad: con los de ahora serían "
+                   f"{whole - left} de {whole}, y faltan {left}.")
     return whole + fewer, fewer
 
 

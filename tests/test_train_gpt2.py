@@ -149,6 +149,18 @@ def test_an_epoch_ends_where_its_text_does_whatever_number_of_processes_read_it(
     assert code == 0 and "ya estaba completo" in output, output
 
 
+def test_other_data_are_read_as_often_as_was_asked(book, tmp_path):
+    other = tmp_path / "otro.txt"
+    other.write_text(book.read_text(encoding="utf-8")[:30_000], encoding="utf-8")
+    options = ["--epochs", "1", "--batch-size", "32", "--tokenizer", "Data/libro/tokenizer.model"]
+    assert train(tmp_path, "--prepare", "--dataset-name", book)[0] == 0
+    assert train(tmp_path, "--dataset-name", book, *options, "--max-steps", 3)[0] == 0
+    code, output = train(tmp_path, "--dataset-name", other, *options)
+    steps = len(losses(tmp_path)) - 3
+    assert code == 0 and steps > 0, output
+    assert f"con los de ahora serían 0 de {steps}, y faltan {steps}." in output and f"paso {steps + 3}/" in output
+
+
 def test_a_damaged_copy_on_another_machine_is_sent_again(book, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
