@@ -200,8 +200,9 @@ class DiLoCo:
         leave; and once this process was asked to stop, not for others that are not to be heard of for so long that it
         might be killed before it has saved anything."""
         begun = asked = time.monotonic()
+        patience = max(PATIENCE_S, 2 * max(self.step_s, default=0.0))
         while not work.is_completed():
-            patience, now = max(PATIENCE_S, 2 * max(self.step_s, default=0.0)), time.monotonic()
+            now = time.monotonic()
             if self.request and self.request.number and now - begun > patience:
                 raise c10d.DistNetworkError(f"nada en {patience:.0f} s, y se pidió parar")
             if now - asked > ASK_S:
