@@ -183,8 +183,9 @@ def train(args, dist, task, clock):
         max_steps=steps, micro_tokens=args.batch_size, grad_accum=args.grad_accum, grad_clip=args.grad_clip,
         log_interval=args.log_interval, eval_interval=args.eval_interval or 0, checkpoint_freq=args.checkpoint_freq,
         nan_policy=args.nan_policy, seed=args.seed)
+    strategy = finetune.strategy(dist, synced)
     dist.print(f"Modelo: {task.config.parameters() / 1e6:.2f} M parámetros; "
-               f"{'un proceso' if dist.world_size == 1 else f'estrategia {args.strategy}'}; precisión "
+               f"{'un proceso' if strategy == 'none' else f'estrategia {strategy}'}; precisión "
                f"{precision.name}; {ops.describe(dist.device)}. {steps} pasos de {loader.steps_per_epoch} por época.")
     if first >= steps:
         dist.print(f"El entrenamiento ya estaba completo: paso {first} de {steps}. Para seguir, aumente --epochs o "

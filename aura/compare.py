@@ -140,7 +140,7 @@ def _median(values):
 @dataclass(frozen=True)
 class Table:
     """Runs that can stand side by side. rows: dicts by COLUMNS; base: the runs that speed-up counts from; models:
-    {strategy: Model, or None where too little was measured}, of the strategies of several processes."""
+    {strategy: Model, or None where too little was measured}, those of results.EXCHANGING."""
 
     runs: list
     base: list
@@ -158,7 +158,7 @@ def tabulate(runs, wanted=None):
     base = min(sizes, key=lambda size: (size[0].processes, _size(size[0])))
     rows, models = [_measured(size, base) for size in sizes], {}
     largest = max(run.processes for run in runs)
-    for strategy in results.STRATEGIES[1:]:
+    for strategy in results.EXCHANGING:
         own = [run for run in runs if run.strategy == strategy]
         if own:
             model = models[strategy] = fit(points(own, runs))
@@ -378,7 +378,7 @@ ASSUMED = (
 def _model_lines(models):
     """What the model assumes, its figures for each strategy, and how wrong it is where there are measurements."""
     if not models:
-        return ["", "Sin modelo: no hay ejecuciones de varios procesos."]
+        return ["", "Sin modelo: no hay ejecuciones de varios procesos con ddp o fsdp."]
     lines = ["", ASSUMED, ""] if any(models.values()) else [""]
     for strategy, model in models.items():
         if model is None:

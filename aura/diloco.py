@@ -115,9 +115,13 @@ class DiLoCo:
         if self.flight:
             self.flight.local = self.agreed_flat[self._place(self.flight.fragment)].clone()
 
+    @contextlib.contextmanager
     def agreed(self):
         """A block in which the module holds the agreed weights."""
-        return swapped(self.weights, self.parameters)
+        with swapped(self.weights, self.parameters):
+            yield
+        # What is done with them, an evaluation or a checkpoint, is no part of a step.
+        self.begun = self.begun and time.monotonic()
 
     def close(self):
         """Let what is under way arrive before the group ends; it is forgotten, own_state() has told of it."""

@@ -55,6 +55,7 @@ class Session:
     shards: int = 1
     store: object = None
     control: object = None  # a gloo group for objects and CPU tensors, whatever carries the gradients
+    machines: list = field(default_factory=list)  # the address of every rank's machine
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
     broken: bool = False  # peer_lost() was called: no collective will ever end again
@@ -172,7 +173,7 @@ class Session:
                 raise
             self.store.set(key, json.dumps({"result": result}))
             return result
-        while not self.store.check([key]):
+        while not self._stored(key):
             time.sleep(POLL_SECONDS)
         answer = json.loads(self.store.get(key))
         if "error" in answer:
@@ -180,6 +181,12 @@ class Session:
             problem.same_everywhere = True
             raise problem
         return answer["result"]
+
+    def _stored(self, key):
+        try:
+            return within(self.timeout, lambda: self.store.check([key]))
+        except TimeoutError as problem:
+            raise c10d.DistNetworkError(f"el rango 0 no contesta: {problem}") from problem
 
     def post_failure(self, problem):
         """Leave the reason of our own end where the others look when they lose us; the first reason stays."""
@@ -224,14 +231,14 @@ class Session:
         return f"; no contestan los rangos {', '.join(map(str, self.silent))}" if self.silent else ""
 
     @property
-    def first_left(self):
-        """The lowest rank that still answered when a collective failed, and had not failed itself."""
-        return min(rank for rank in range(self.world_size) if rank not in self.silent + self.failed)
-
-    def addresses(self, store=None):
-        """The address of every rank's machine. store: another connection to the store, for another thread."""
-        joined = (store or self.store).multi_get([f"joined/{rank}" for rank in range(self.world_size)])
-        return [json.loads(said)["address"] for said in joined]
+    def saves_alone(self):
+        """Whether it is this rank that saves now that others are lost: rank 0, and where that is lost the first left on
+        each machine, since without its store nobody knows whether another machine is gone as well."""
+        gone = self.silent + self.failed
+        if 0 not in gone:
+            return self.main
+        return self.rank == next(rank for rank, machine in enumerate(self.machines)
+                                 if machine == self.machines[self.rank] and rank not in gone)
 
     def shard(self, module, optimizer, dtype=None):
         """Cut `module` over the ranks when that was asked for (see sharding.shard); before anything is loaded."""
@@ -243,14 +250,18 @@ class Session:
         if not self.grouped or self.sharded:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
-        by_rows = module.row_gradients() if self.device.type == "cpu" and hasattr(module, "row_gradients") else {}
+        by_rows = []
+        if self.device.type == "cpu" and hasattr(module, "row_gradients"):
+            by_rows = module.row_gradients()
+        apart = set(map(id, by_rows))  # torch.compile's module calls them by other names
         parallel = torch.nn.parallel.DistributedDataParallel
-        parallel._set_params_and_buffers_to_ignore_for_model(module, list(by_rows))
-        for parameter in by_rows.values():
+        parallel._set_params_and_buffers_to_ignore_for_model(
+            module, [name for name, parameter in module.named_parameters() if id(parameter) in apart])
+        for parameter in by_rows:
             c10d.broadcast(parameter.detach(), src=0)
         wrapped = parallel(module, device_ids=devices, gradient_as_bucket_view=True)
         wrapped.broadcast_buffers = False  # no step changes one; it would be a wait for rank 0 inside every forward
-        wrapped.by_rows = list(by_rows.values())
+        wrapped.by_rows = by_rows
         return wrapped
 
 
@@ -329,6 +340,7 @@ def session(args, before_group=None):
                 _require_same(peers)
             _settle(dist, place, peers)
             if before_group is None or before_group(dist, place, peers):
+                dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
                 _start_group(dist, place, peers, args.backend)
             yield dist
     finally:

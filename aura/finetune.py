@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import socket
 import statistics
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ class Evaluation:
         parts = self.dist.gather_objects(logits)
         scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
         self.metrics = {"val_loss": nats / count, **scores}
-        if self.best is None or self.metrics["val_loss"] < self.best["val_loss"]:
+        known = self.best["val_loss"] if self.best else math.nan
+        if math.isnan(known) or self.metrics["val_loss"] < known:
             self.best = self.metrics
             save_model(self.folder, self.dist, self.task, self.module, self.metrics)
         return self.metrics
@@ -176,6 +178,11 @@ def exchange_figures(args, dist, task, model, loss_fn, precision, step):
     return {"alone_step_s": max(1e-9, step - max(0.0, together - alone)), "exchange_bytes": size, "exchange_s": seconds}
 
 
+def strategy(dist, synced):
+    """How the processes share the work, one of results.STRATEGIES."""
+    return "none" if dist.world_size == 1 else "fsdp" if dist.sharded else synced.method
+
+
 def record(args, dist, task, model, synced, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch,
            stopped):
     """Leave the figures of this run of `steps` steps, which began after `first`, in --results-dir; to be called on all
@@ -189,15 +196,15 @@ def record(args, dist, task, model, synced, loss_fn, reporter, metrics, *, preci
         return None
     step = dist.broadcast_tree(statistics.median(reporter.step_times) if dist.main else None)
     exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}
-    strategy = "none" if dist.world_size == 1 else "fsdp" if dist.sharded else synced.method
-    if strategy in ("ddp", "fsdp") and not stopped:
+    used = strategy(dist, synced)
+    if used in results.EXCHANGING and not stopped:
         exchange |= exchange_figures(args, dist, task, model, loss_fn, precision, step)
         exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
     if not dist.main:
         return None
     samples, seconds = args.batch_size * args.grad_accum * dist.world_size, sum(reporter.step_times)
     result = results.Result(
-        strategy=strategy, nodes=local_ranks.count(0), processes=dist.world_size, devices=devices, hosts=hosts,
+        strategy=used, nodes=local_ranks.count(0), processes=dist.world_size, devices=devices, hosts=hosts,
         threads=torch.get_num_threads(),
         model=Path(args.model).name, parameters=task.config.parameters(), dataset=task.dataset,
         dataset_sha256=task.sha256, train_examples=task.questions, max_len=args.max_len, batch_size=args.batch_size,

@@ -180,11 +180,11 @@ class _Teller:
             return
         store = self.dist.store.clone()  # a connection of its own: the main thread's may be waiting for something
         self.run_id = store.compare_set("heartbeat/run", "", self.run_id).decode()
-        addresses = self.dist.addresses(store)
-        self.address = addresses[self.dist.rank]
+        machines = self.dist.machines
+        self.address = machines[self.dist.rank]
         if self.dist.main:
-            self.remote = [rank for rank, address in enumerate(addresses) if address != self.address]
-        if self.remote or self.address != addresses[0]:
+            self.remote = [rank for rank, machine in enumerate(machines) if machine != self.address]
+        if self.remote or self.address != machines[0]:
             self.store = store
 
     def _introduce(self):

@@ -83,6 +83,9 @@ def complete(args, presets):
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
+    if args.benchmark and args.sync in ("fp16", "diloco"):
+        raise UserError("--benchmark mide lo que cuesta intercambiar los gradientes en cada paso: quite --sync "
+                        f"{args.sync}")
     config = hrm.HRMConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(hrm.HRMConfig)})
     config.check()
     return config

@@ -282,7 +282,7 @@ def _checkpoint_named(checkpointer, dist, sync, progress, state):
         if not (dist.grouped and is_communication_error(problem)):
             raise
         lost = dist.peer_lost(problem)
-        if sync.weights and dist.rank == dist.first_left:
+        if sync.weights and dist.saves_alone:
             with sync.agreed():
                 checkpointer.save_alone(progress.step, state())
         raise _name(lost, checkpointer) from problem

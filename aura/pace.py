@@ -141,7 +141,7 @@ def _by_rows(dist, module, parameters):
     """Numbers of the parameters that dist.wrap keeps from DistributedDataParallel."""
     if dist.device.type != "cpu" or not hasattr(module, "row_gradients"):
         return ()
-    apart = {id(parameter) for parameter in module.row_gradients().values()}
+    apart = {id(parameter) for parameter in module.row_gradients()}
     return tuple(number for number, parameter in enumerate(parameters) if id(parameter) in apart)
 
 
@@ -187,7 +187,7 @@ def found(dist, module, loss_fn, batch, precision, grad_accum, every, unit="toke
     if dist.main:
         parameters = [parameter.numel() for parameter in module.parameters()]
         seconds = estimate(curve, parameters, pace, every)
-        decision = choose(seconds), lines(curve, parameters, pace, seconds, dist.addresses(), unit)
+        decision = choose(seconds), lines(curve, parameters, pace, seconds, dist.machines, unit)
     return dist.broadcast_tree(decision)
 
 

@@ -1,6 +1,5 @@
 """What the language-model scripts share between their arguments and the loop."""
 
-import contextlib
 import ctypes
 import json
 import math
@@ -269,16 +268,19 @@ def make_sample(args, dist, module, tokenizer, reporter, precision):
     """A function that shows a generated text on rank 0, to be called on all."""
     prompt = tokenizer.encode(args.sample_prompt) or [tokenizer.eos_id]
 
-    def sample(step):
-        if not args.sample_length or not (dist.main or dist.sharded):
-            return
-        with contextlib.ExitStack() as contexts:
-            if dist.sharded:  # all ranks write the same text, with weights that are gathered in autocast's dtype
-                contexts.enter_context(sharding.same_output(module))
-                contexts.enter_context(precision.autocast())
-            ids = sampling.generate(module, prompt, args.sample_length, eos_id=tokenizer.eos_id, seed=args.seed,
-                                    temperature=0.8, top_k=50)
+    def write(step):
+        ids = sampling.generate(module, prompt, args.sample_length, eos_id=tokenizer.eos_id, seed=args.seed,
+                                temperature=0.8, top_k=50)
         reporter.sample(step, args.sample_prompt + tokenizer.decode(ids))
+
+    def sample(step):
+        if not args.sample_length:
+            return
+        if dist.sharded:  # all ranks write the same text, with weights that are gathered in autocast's dtype
+            with sharding.same_output(module), precision.autocast():
+                write(step)
+        else:
+            dist.run_on_main(lambda: write(step))
 
     return sample
 
@@ -327,7 +329,8 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
     if synced and synced.setting and "own" not in state:
-        dist.print("Cada proceso parte de los pesos acordados: no son los mismos, o falta lo que guardó alguno.")
+        dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
+                   "que guardó alguno.")
     if not same_data:
         dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
     return progress

@@ -14,6 +14,7 @@ from aura.errors import UserError
 from aura.files import explain, write_json
 
 STRATEGIES = ("none", "ddp", "fp16", "diloco", "fsdp")  # none: one process; the next three: of --sync
+EXCHANGING = ("ddp", "fsdp")  # in every step whole gradients or weights, and what that costs is measured
 PADDINGS = ("dynamic", "fixed")
 COMPLETE, SIGNALLED = "completo", "señal"
 CHOICES = {"strategy": STRATEGIES, "padding": PADDINGS, "exit": (COMPLETE, SIGNALLED)}

@@ -106,7 +106,7 @@ def make(args, dist, module, steps, measure):
     method = args.sync
     if method == "auto":
         method = "ddp"
-        if len(set(dist.addresses())) > 1:
+        if len(set(dist.machines)) > 1:
             method, lines = measure()
             for line in lines:
                 dist.print(line)

@@ -130,7 +130,8 @@ class Crew:
     def __init__(self, contestant, words, folders, *, hosts=None, grouped=True, every=1):
         self.folders = folders
         self.hosts = hosts[:len(words)] if hosts else [None] * len(words)
-        self.commands = [[sys.executable, str(PROGRAM), contestant, str(every), *map(str, each)] for each in words]
+        self.commands = [[sys.executable, str(PROGRAM), str(os.getpid()), contestant, str(every), *map(str, each)]
+                         for each in words]
         self.address = ("10.77.0.1", PORT) if hosts else ("127.0.0.1", free_port())
         self.grouped, self.children = grouped and len(words) > 1, []
 
@@ -392,7 +393,7 @@ def quality(args, folder):
     """Validation losses over tokens: a curve for each method and seed, and what they mean for diloco."""
     result = {"benchmark": "slow_network_quality", **measure.environment(), **sizes(args), "tokens": args.tokens,
               "seeds": args.seeds, "rows": []}
-    rates = speeds(args.speeds, args.at) if args.speeds else {}
+    rates = args.speeds or {}
     step = args.batch_size * args.seq_len
     for method in (method for method in args.methods if method in ("ddp", "fp16", "diloco")):
         for seed in args.seeds:
@@ -409,12 +410,22 @@ def quality(args, folder):
     return result
 
 
-def speeds(path, name):
-    """{method: tokens/s} on the network `name` of a result of this program."""
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
-    found = {row["method"]: row["tokens_per_s"] for row in rows if row["network"] == name and "failed" not in row}
+def speeds(args, parser):
+    """{method: tokens/s} on the network --at of the result --speeds; an error of the arguments where it has none, or of
+    another training."""
+    try:
+        result = json.loads(args.speeds.read_text(encoding="utf-8"))
+        rows = [row for row in result["rows"] if row["network"] == args.at and "failed" not in row]
+        found = {row["method"]: row["tokens_per_s"] for row in rows}
+        theirs = {name: result[name] for name in ("step_tokens", "machines", "sync_every", "precision")}
+    except (ValueError, KeyError, TypeError):
+        parser.error(f"--speeds {args.speeds}: no es un resultado de velocidad de este programa (--json)")
     if not {ONE, "diloco"} <= found.keys():
-        raise SystemExit(f"--speeds {path}: no tiene one y diloco en la red {name}; elija otra con --at")
+        parser.error(f"--speeds {args.speeds}: no tiene one y diloco en la red {args.at}; elija otra con --at")
+    ours = {"step_tokens": args.batch_size * args.seq_len, "machines": args.machines, "sync_every": args.sync_every,
+            "precision": args.precision}
+    if other := [f"{name}: {value} y no {ours[name]}" for name, value in theirs.items() if value != ours[name]]:
+        parser.error(f"--speeds {args.speeds}: se midió con otros valores ({'; '.join(other)}); dé los mismos")
     return found
 
 
@@ -488,7 +499,8 @@ def setting(args, parser):
     shared["corpus"] = [[path.name, path.stat().st_size] for path in args.corpus or ()]
     kept = args.work / KEPT
     known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else shared
-    if other := [f"{name}: {known[name]} y no {value}" for name, value in shared.items() if known[name] != value]:
+    if other := [f"{name}: {known.get(name)} y no {value}" for name, value in shared.items()
+                 if known.get(name) != value]:
         parser.error(f"--work {args.work}: es de otros entrenamientos ({'; '.join(other)}); dé otra carpeta")
     return shared
 
@@ -716,6 +728,10 @@ def main(argv=None):
         parser.error("--machines: hacen falta al menos 2")
     if args.work and not args.quality:
         parser.error("--work: es de --quality; quítelo o añada --quality")
+    if args.quality and not {ONE, "ddp", "fp16", "diloco"} & set(args.methods):
+        parser.error(f"--methods {','.join(args.methods)}: --quality entrena one, ddp, fp16 o diloco; dé alguno")
+    if args.speeds:
+        args.speeds = speeds(args, parser)
     if not args.quality and not limits_work():
         print("Omitido: hacen falta root, iproute2 (ip, tc) y nftables para hacer redes de prueba.")
         return
@@ -738,9 +754,10 @@ def main(argv=None):
     measure.write(args.json, result)
     if args.markdown:
         Path(args.markdown).write_text(markdown(result), encoding="utf-8")
-    if args.chart:
+    good = [row for row in result["rows"] if "failed" not in row]
+    if args.chart and good:
         draw(result, args.chart)
-    if any("failed" in row for row in result["rows"]):
+    if len(good) < len(result["rows"]):
         raise SystemExit(1)
 
 
@@ -753,5 +770,6 @@ def leave(signal_number, _):
 
 if __name__ == "__main__":
     for each in SIGNALS:
-        signal.signal(each, leave)
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup's SIGHUP
+            signal.signal(each, leave)
     main()

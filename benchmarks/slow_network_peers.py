@@ -1,16 +1,18 @@
 """One process of one contestant of slow_network.py, which starts it; not a program for people.
 
-    python benchmarks/slow_network_peers.py CONTESTANT EVERY [arguments of train_gpt2_spanish.py]
+    python benchmarks/slow_network_peers.py PARENT CONTESTANT EVERY [arguments of train_gpt2_spanish.py]
 
-CONTESTANT is ours, the script itself, or one of two plain programs around the same module, loader and optimiser, so
-that the exchange is all that differs: "torch DDP", DistributedDataParallel as it comes, and "torch local SGD", torch's
-PostLocalSGDOptimizer, which averages the weights every EVERY steps. Each leaves behind, in the current folder, a line
-of STEPS at the beginning of every step, the losses in logs/train.csv, and what auto expected in EXPECTED.
+PARENT is the number of the process that starts it, without which it does not go on. CONTESTANT is ours, the script
+itself, or one of two plain programs around the same module, loader and optimiser, so that the exchange is all that
+differs: "torch DDP", DistributedDataParallel as it comes, and "torch local SGD", torch's PostLocalSGDOptimizer, which
+averages the weights every EVERY steps. Each leaves behind, in the current folder, a line of STEPS at the beginning of
+every step, the losses in logs/train.csv, and what auto expected in EXPECTED.
 """
 
 import ctypes
 import dataclasses
 import json
+import os
 import signal
 import sys
 import time
@@ -112,8 +114,10 @@ def peer(name, every, words):
 
 
 def main():
+    parent, name, every, *words = sys.argv[1:]
     ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
-    name, every, *words = sys.argv[1:]
+    if os.getppid() != int(parent):  # gone while torch was imported
+        sys.exit(1)
     if name == OURS:
         ours(words)
     peer(name, int(every), words)

@@ -25,6 +25,14 @@ class Switch:
         self.hosts = [f"{self.tag}h{i}" for i in range(hosts)]
 
     def __enter__(self):
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self):
         ip("netns", "add", self.tag)
         ip("-n", self.tag, "link", "add", "br0", "type", "bridge")
         ip("-n", self.tag, "link", "set", "br0", "up")
@@ -36,9 +44,15 @@ class Switch:
             ip("-n", host, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
             ip("-n", host, "link", "set", "eth0", "up")
             ip("-n", host, "link", "set", "lo", "up")
-        return self
 
     def __exit__(self, *_):
+        try:
+            self._remove()
+        except BaseException:  # a signal's, which may come here too: all are taken away before it is heard
+            self._remove()
+            raise
+
+    def _remove(self):
         for name in (*self.hosts, self.tag):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 

@@ -177,6 +177,8 @@ def test_too_few_measurements_are_said_instead_of_a_guess():
     text = "\n".join(compare._lines(table))
     assert table.models == {"ddp": None, "fsdp": None} and not rows(table, compare.MODELLED)
     assert "Sin modelo de ddp" in text and "Sin modelo de fsdp" in text
+    table = compare.tabulate([run(), run("diloco", 2, 2, exchange_s=None)])  # which measures none, whatever is run
+    assert table.models == {} and "Sin modelo: no hay ejecuciones de varios" in "\n".join(compare._lines(table))
     assert "no hay ejecuciones de varios procesos" in "\n".join(compare._lines(compare.tabulate([run()])))
     # One process's step stands in for the step without exchange, where batch and precision are the same.
     model = compare.tabulate([run(step_s=0.9), run("ddp", 2, 2, alone_step_s=None)]).models["ddp"]

@@ -199,6 +199,16 @@ def asked_to_stop(dist):
     return said, [each.step for each in known]
 
 
+def looked_at(dist):
+    """When the step under way began, after two looks at the agreed weights: before the first step and in the second."""
+    synced, begun = DiLoCo(dist, layers(), 20), []
+    for synced.begun in (None, -1000.0):
+        with synced.agreed():
+            pass
+        begun.append(synced.begun)
+    return begun
+
+
 def told_of_failure(dist):
     """What a rank that waits says when another has posted its failure."""
     synced, said = DiLoCo(dist, layers(), 20), None
@@ -218,7 +228,8 @@ def told_of_failure(dist):
 
 
 def everything(dist, folder):
-    size, work = dist.world_size, (drift, spoilt, nobody, between, lost, asked_to_stop, told_of_failure)
+    size, work = dist.world_size, (drift, spoilt, nobody, between, lost, asked_to_stop, looked_at,
+                             told_of_failure)
     torch.save({**{every: train(dist, every) for every in CASES[size]}, **{each.__name__: each(dist) for each in work}},
                folder / f"{size}-{dist.rank}.pt")
 
@@ -330,6 +341,13 @@ def test_who_is_asked_to_stop_waits_for_late_ones_but_not_for_ever(runs, size):
     (said, steps), *others = [rank["asked_to_stop"] for rank in runs[size]]
     assert said == "1: nada en 0 s, y se pidió parar True" and steps == [2]
     assert all(rank == ("", [2]) for rank in others)
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_an_evaluation_is_no_part_of_the_step_that_patience_is_reckoned_by(runs, size):
+    for rank in runs[size]:
+        before, after = rank["looked_at"]
+        assert before is None and after > 0
 
 
 @pytest.mark.parametrize("size", CASES)

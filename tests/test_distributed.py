@@ -178,7 +178,15 @@ def test_who_is_left_when_a_rank_has_said_why_it_failed():
         distributed.Session(rank=rank, world_size=3, store=store).post_failure(problem)
     dist = distributed.Session(rank=1, world_size=3, store=store)
     assert str(dist.peer_lost(RuntimeError())) == "otro proceso se ha detenido: rango 0: mi disco está lleno"
-    assert dist.first_left == 1 and dist.gather_objects("uno") == [None, "uno", None]
+    assert dist.gather_objects("uno") == [None, "uno", None]
+
+
+@pytest.mark.parametrize(("gone", "savers"), [
+    ([1], [0]), ([2, 3], [0]), ([0], [1, 2]), ([0, 1], [2]), ([0, 2], [1, 3])])
+def test_who_saves_when_others_are_lost(gone, savers):
+    ranks = [distributed.Session(rank=rank, world_size=4, machines=["a", "a", "b", "b"], silent=gone[:1],
+                                 failed=gone[1:]) for rank in range(4) if rank not in gone]
+    assert [dist.rank for dist in ranks if dist.saves_alone] == savers
 
 
 def test_a_killed_rank_is_named_by_the_others(tmp_path):

@@ -36,6 +36,10 @@ def main():
         module = bert.QuestionAnswering(config).init_weights(1)
         plain = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(module))
         ours = dist.wrap(module)
+        compiled = dist.wrap(torch.compile(copy.deepcopy(module)))
+        table = compiled.module._orig_mod.bert.tokens.weight
+        whole = any(parameter is table for parameter in compiled._module_parameters)
+        report = {"apart": compiled.by_rows[0] is table, "whole": whole}
         sent, gather = [], torch.distributed.all_gather
 
         def counting(parts, mine):
@@ -43,7 +47,6 @@ def main():
             gather(parts, mine)
 
         torch.distributed.all_gather = counting
-        report = {}
         for spread in (20, ROWS):
             sent.clear()
             wanted, found = gradients(dist, plain, spread), gradients(dist, ours, spread)
@@ -74,6 +77,7 @@ def test_the_mean_of_rows_is_that_of_whole_gradients(tmp_path, world):
     assert [code for code, _ in outputs] == [0] * world, outputs
     reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
     for report in reports:
+        assert report["apart"] and not report["whole"]
         few, many = report["20"], report["400"]
         assert few["worst"] < 1e-6 and many["worst"] < 1e-6
         assert few["rows"] <= 20 and max(few["sent"]) <= 20 * 32 and len(few["sent"]) == 3  # counts, numbers, rows

@@ -143,3 +143,8 @@ def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
 def test_a_width_that_does_not_fit(book, tmp_path):
     code, output = train(tmp_path, "--dataset", book, *TINY, "--n-head", 3)
     assert code == 2 and "--n-embd 32" in output and len(output.splitlines()) == 1
+
+
+def test_what_agreeing_now_and_then_costs_is_not_measured(book, tmp_path):
+    code, output = train(tmp_path, "--dataset", book, *TINY, "--benchmark", "--sync", "diloco")
+    assert code == 2 and "--benchmark" in output and "quite --sync diloco" in output and len(output.splitlines()) == 1

@@ -147,17 +147,35 @@ def test_quality_compares_seed_by_seed(slow, tmp_path):
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_speeds_of_an_earlier_result(slow, rows, tmp_path):
-    path = tmp_path / "speeds.json"
-    path.write_text(json.dumps({"rows": rows}))
-    assert slow.speeds(path, "50")["diloco"] == 1900
-    with pytest.raises(SystemExit, match="--at"):
-        slow.speeds(path, "10")
+def test_speeds_of_an_earlier_result(slow, rows, tmp_path, capsys):
+    path, parser = tmp_path / "speeds.json", slow.build_parser()
+
+    def speeds(*words):
+        return slow.speeds(parser.parse_args(["--speeds", str(path), *words]), parser)
+
+    path.write_text(json.dumps({**slow.sizes(parser.parse_args([])), "rows": rows}))
+    assert speeds()["diloco"] == 1900
+    for words, problem in ((("--at", "10"), "no tiene one y diloco en la red 10; elija otra con --at"),
+                           (("--machines", "3"), "se midió con otros valores (machines: 2 y no 3)")):
+        with pytest.raises(SystemExit, match="^2$"):
+            speeds(*words)
+        assert problem in capsys.readouterr().err
+    for text in ("no es JSON", "[]", json.dumps({"rows": [{"op": "quality", "method": "one"}]})):
+        path.write_text(text)
+        with pytest.raises(SystemExit, match="^2$"):
+            speeds()
+        assert "no es un resultado de velocidad" in capsys.readouterr().err
+
+
+def test_losses_of_methods_that_are_not_trained_are_refused(slow, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        slow.main(["--quality", "--methods", "control,auto"])
+    assert "--methods control,auto: --quality entrena one, ddp, fp16 o diloco" in capsys.readouterr().err
 
 
 def test_a_crew_tells_how_it_failed_and_leaves_nothing(slow, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
-    program.write_text("import sys, time\nif sys.argv[3] == 'fails':\n    sys.exit('no data')\ntime.sleep(100)\n")
+    program.write_text("import sys, time\nif sys.argv[4] == 'fails':\n    sys.exit('no data')\ntime.sleep(100)\n")
     monkeypatch.setattr(slow, "PROGRAM", program)
     begun = time.monotonic()
     with slow.Crew("ours", [["waits"], ["fails"]], slow.places(tmp_path, "ab")) as crew:

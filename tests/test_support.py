@@ -1,11 +1,14 @@
 """The tests' own means: a child that never speaks, or leaves others behind, does not hold the suite."""
 
+import itertools
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
+from tests import hosts
 from tests.support import ROOT, Process, run
 
 SILENT = """
@@ -49,6 +52,37 @@ def test_a_silent_child_is_given_up_and_all_that_it_started_dies(wait):
         with pytest.raises(AssertionError, match="within 1 s"):
             wait(process)
         assert ended(grandchild)
+
+
+@pytest.mark.skipif(not hosts.namespaces_work(), reason="needs root and iproute2")
+@pytest.mark.parametrize("at", [1, 5, 9])
+def test_no_machine_is_left_of_a_switch_that_was_interrupted(monkeypatch, at):
+    done, ip = itertools.count(1), hosts.ip
+
+    def interrupted(*words):
+        if next(done) == at:
+            raise KeyboardInterrupt
+        ip(*words)
+
+    switch = hosts.Switch(2)
+    monkeypatch.setattr(hosts, "ip", interrupted)
+    with pytest.raises(KeyboardInterrupt), switch:
+        pass
+    assert switch.tag not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(not hosts.namespaces_work(), reason="needs root and iproute2")
+def test_no_machine_is_left_where_leaving_is_interrupted(monkeypatch):
+    run, done = subprocess.run, itertools.count(1)
+
+    def interrupted(*words, **options):
+        if next(done) == 2:
+            raise KeyboardInterrupt
+        return run(*words, **options)
+
+    with pytest.raises(KeyboardInterrupt), hosts.Switch(2) as switch:
+        monkeypatch.setattr(subprocess, "run", interrupted)
+    assert switch.tag not in run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 
 def test_leaving_the_block_ends_those_in_sessions_of_their_own():

@@ -198,6 +198,14 @@ def furthest(dist, folder):
     case("nothing known", [], [(6, a)], [(9, b)])
 
 
+def test_the_others_wait_for_a_text_as_long_as_it_takes():
+    turns = []
+    dist = SimpleNamespace(main=False, sharded=False, run_on_main=turns.append)
+    args = SimpleNamespace(sample_prompt="Había una vez", sample_length=9)
+    pretrain.make_sample(args, dist, None, SimpleNamespace(encode=lambda text: [1]), None, None)(500)
+    assert len(turns) == 1
+
+
 def test_what_a_survivor_has_saved_is_taken_where_it_is_of_the_same_run_and_further(tmp_path):
     assert together(3, furthest, tmp_path)[0].splitlines()[-9:] == [
         "further: 9 elsewhere", "not further: 9", "another run: 5 elsewhere", "damaged: 6 elsewhere", "asked for: 4",

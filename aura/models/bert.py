@@ -177,8 +177,8 @@ class QuestionAnswering(nn.Module):
         return list(self.bert.layers)
 
     def row_gradients(self):
-        """{name: parameter} of those of whose gradient a batch touches few rows (see exchange.py)."""
-        return {"bert.tokens.weight": self.bert.tokens.weight}
+        """The parameters of whose gradient a batch touches few rows (see exchange.py)."""
+        return [self.bert.tokens.weight]
 
     def compiled(self):
         """torch.compile of this model, for training: one graph for all lengths of a batch."""
