@@ -5,12 +5,13 @@ import io
 import json
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import train_distributed as script
-from aura import checkpoint, report, results, squad
+from aura import checkpoint, distributed, finetune, report, results, squad
 from aura.errors import UserError
 from aura.models import bert
 from tests.support import ROOT, Process, run, run_ranks
@@ -172,3 +173,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(words, said, tmp_path, monkeyp
         script.main()
     assert said in str(problem.value) and "\n" not in str(problem.value) and problem.value.exit_code == 2
     assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
+    losses, saved = iter([(float("nan"), 1), (3.0, 1), (float("nan"), 1), (4.0, 1), (2.0, 1)]), []
+    monkeypatch.setattr(finetune.Evaluation, "_forward", lambda self: (next(losses), []))
+    monkeypatch.setattr(finetune.Evaluation, "_score", lambda self, logits: {})
+    monkeypatch.setattr(finetune, "save_model", lambda *args: saved.append(args[-1]["val_loss"]))
+    args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
+    evaluation = finetune.Evaluation(args, distributed.Session(), None, None, None, fresh=True)
+    for _ in range(5):
+        evaluation()
+    assert saved[1:] == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0}
