@@ -1,7 +1,6 @@
 """Where our CUDA kernels are faster than torch: what `benchmarks/gpu.py --learn` measured on a card."""
 
 import json
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +22,21 @@ class Speeds:
 
     cells: dict
 
+    def __post_init__(self):
+        """wins() goes through them by size."""
+        for cells in self.cells.values():
+            cells.sort()
+
     def wins(self, kind, size):
         """Whether ours are the faster for this (op, dtype, form, width), at the measured size that is nearest in
         proportion. What nobody has measured is torch's."""
-        cells = self.cells.get(kind, ())
-        return bool(cells) and min(cells, key=lambda cell: abs(math.log(cell[0] / max(1, size))))[1] > 1
+        smaller, wins = 0, False
+        for at, ratio in self.cells.get(kind, ()):
+            # In integers, and without min(): models ask under torch.compile, which follows this and no logarithms.
+            if size * size >= smaller * at:
+                wins = ratio > 1
+            smaller = at
+        return wins
 
     def operations(self):
         """The names of those in which ours are faster at some size."""

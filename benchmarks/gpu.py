@@ -5,9 +5,12 @@ attention, documents, a training step.
     python benchmarks/gpu.py --learn                    # from then on --attention auto knows what is faster here
     python benchmarks/gpu.py --only attention --seq-len 1024,4096 --nanogpt ../nanoGPT
 
-Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up; before a
-case is timed, everybody's results and gradients are compared with float64. The ceilings are measured in the same run:
-a copy of 1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
+Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up, on copies
+of the inputs that the card's cache does not hold together. Before a case is timed, everybody's results and gradients
+are compared with float64: a peer that is wrong, or that torch refuses, is left out with a line; where ours fails it is
+noted in the row's place, the rest is measured, and the exit code is 1. torch.compile takes part in norms of 1024 and
+4096 columns, and in activations, rotary positions and the loss. The ceilings are measured in the same run: a copy of
+1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
 half of it where it is causal, whoever computes more, and on Hopper our kernels with the instructions of all cards
 (mma.sync) take part beside those of its own (wgmma); the bytes of all the others are each input read and each output
 written once. The loss is that of logits that exist, timed together with its gradient, which ours writes in their place.
@@ -16,15 +19,18 @@ function, and of a GPT the memory it takes is put beside what aura/plan.py says.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import faulthandler
 import functools
 import gc
+import itertools
 import os
 import statistics
 import sys
 import time
+import traceback
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +56,7 @@ SEED, EPS = 1234, 1e-5
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
+COMPILED_COLUMNS = 1024, 4096  # of norms: compiling is what takes longest
 ACTIVATION_COLUMNS, LOSS_ROWS, VOCABULARIES = (3072, 8192), 8192, (32_000, 50_257)
 ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D: heads of 64 and of 128
 EXACT_SCORES = 2**26  # of attention in float64 at one time: 512 MiB, so that a card of 4 GB has room
@@ -57,9 +64,16 @@ STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
 BERT_BATCH, BERT_LENGTH = 32, 384
 PART_SECONDS = 300  # that a case may take, its compilation included
-SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long
+SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long,
+MOST_CALLS = 64  # or so often: of a thousand launches the card's queue holds no more, and a call may make a dozen
+CLOCK_HZ = 2e9  # of a card, about
+MOST_PAUSE_S = 0.1  # before a sample
 FORWARD, BACKWARD, BOTH, STEP = "forward", "backward", "both", "step"
 WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc"
+
+
+class Rejected(Exception):
+    """What somebody has computed is wrong."""
 
 
 @dataclasses.dataclass
@@ -108,8 +122,9 @@ def type_name(dtype):
 
 
 def drawn(*shape, dtype, device, seed=0):
-    """A leaf with a gradient."""
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(SEED + seed))
+    """A leaf with a gradient, drawn on a card where it is for one: the CPU's generator takes seconds for a tensor."""
+    place = device if device == "cuda" else "cpu"
+    values = torch.randn(shape, generator=torch.Generator(place).manual_seed(SEED + seed), device=place)
     return values.to(device, dtype).requires_grad_()
 
 
@@ -119,9 +134,8 @@ def drawn(*shape, dtype, device, seed=0):
 def norm_case(kind, rows, columns, dtype, device, compiled=True):
     """layer_norm or rms_norm, or their form with a residual before them."""
     added, rms = kind.startswith("add"), "rms" in kind
-    x, residual = (drawn(rows, columns, dtype=dtype, device=device, seed=i) for i in range(2))
-    weight, bias = (drawn(columns, dtype=dtype, device=device, seed=i) for i in (2, 3))
-    inputs = [x, *([residual] if added else []), weight, *([] if rms else [bias])]
+    shapes = [(rows, columns)] * (1 + added) + [(columns,)] * (1 if rms else 2)
+    inputs = [drawn(*shape, dtype=dtype, device=device, seed=i) for i, shape in enumerate(shapes)]
 
     def plain(x, *rest):
         new = rest[0] + x if added else x
@@ -134,7 +148,7 @@ def norm_case(kind, rows, columns, dtype, device, compiled=True):
         return getattr(ops, kind)(*inputs, EPS)
 
     peers = eager_and_compiled(plain, compiled)
-    big = x.nbytes  # forward reads x (and residual) and writes y (and new)
+    big = inputs[0].nbytes  # forward reads x (and residual) and writes y (and new)
     work = {FORWARD: (4 if added else 2) * big, BACKWARD: (4 if added else 3) * big}
     return Case(kind, type_name(dtype), (rows, columns), inputs, [ours(run), *peers], plain, "copy", work)
 
@@ -269,7 +283,8 @@ def cases(args):
         dtype = DTYPES[name]
         for kind in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
             for columns in NORM_COLUMNS:
-                yield "norms", functools.partial(norm_case, kind, NORM_ROWS, columns, dtype, "cuda")
+                yield "norms", functools.partial(norm_case, kind, NORM_ROWS, columns, dtype, "cuda",
+                                                 compiled=columns in COMPILED_COLUMNS)
         for kind in ("gelu_tanh", "swiglu"):
             for columns in ACTIVATION_COLUMNS:
                 yield "activations", functools.partial(activation_case, kind, NORM_ROWS, columns, dtype, "cuda")
@@ -294,9 +309,21 @@ def upstream_of(outputs):
     return [torch.randn_like(y) for y in outputs]
 
 
+def reason(problem):
+    """An exception in one line."""
+    return (str(problem).strip() or repr(problem)).splitlines()[0]
+
+
+def leave_out(name, problem):
+    """Say why a peer is not measured. What is ours cannot be left out."""
+    if name in ("ours", speeds.OTHER_KERNELS):
+        raise problem
+    print(f"  {name} no se mide: {reason(problem)}", file=sys.stderr)
+
+
 def check(case):
-    """{contestant: (forward, backward error)} against float64; those that torch refuses are left out of the case, and
-    a wrong result ends the program."""
+    """{contestant: (forward, backward error)} against float64; peers that are refused or wrong are left out of the
+    case."""
     inputs = [x.detach() for x in case.inputs]
     wide = [x.double().requires_grad_() for x in inputs]
     exact = as_tuple(case.exact(*wide))
@@ -311,17 +338,15 @@ def check(case):
             with contestant.context():
                 outputs = as_tuple(contestant.run(*leaves))
                 gradients = torch.autograd.grad(outputs, leaves, upstream) if backward else ()
-        except RuntimeError as refusal:
-            if contestant.name == "ours":
-                raise
-            print(f"  {contestant.name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
-            continue
-        found[contestant.name] = [measure.errors(got, want)[0] for got, want in ((outputs, exact),
-                                                                                  (gradients, exact_gradients))]
-        if not max(found[contestant.name]) < TOLERANCE[inputs[0].dtype]:
-            raise SystemExit(f"resultado rechazado: {contestant.name}, {case.op} {case.variant} {case.shape}, errores "
-                             f"relativos {found[contestant.name]}")
-        playing.append(contestant)
+            errors = [measure.errors(got, want)[0] for got, want in ((outputs, exact), (gradients, exact_gradients))]
+            if not all(error < TOLERANCE[inputs[0].dtype] for error in errors):
+                raise Rejected(f"resultado rechazado: {contestant.name}, {case.op} {case.variant} {case.shape}, "
+                               f"errores relativos {errors}")
+        except Exception as problem:  # of compilers too, who have their own kinds
+            leave_out(contestant.name, problem)
+        else:
+            found[contestant.name] = errors
+            playing.append(contestant)
     case.contestants = playing
     return found
 
@@ -338,6 +363,8 @@ def timer(device):
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def events(call, times):
+        if times > 1:  # a call as long as a sample leaves no gap worth the time of another
+            torch.cuda._sleep(pause(call, times))
         begin.record()
         for _ in range(times):
             call()
@@ -347,29 +374,71 @@ def timer(device):
     return events
 
 
+def pause(call, times):
+    """Cycles of the card in which so many calls are put into its queue."""
+    # Behind a pause the calls wait until all of them are there. A card that began at once would be waiting for Python
+    # between short kernels, and the clock would tell how fast Python is.
+    began = time.perf_counter()
+    call()
+    return int(CLOCK_HZ * min(MOST_PAUSE_S, 2 * times * (time.perf_counter() - began)))
+
+
+def cache_bytes(device):
+    """The size of a card's last cache."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+
+
+def input_sets(case):
+    """The inputs of a case, with so many copies of them that all take twice the card's cache: the share of a ceiling
+    that is the memory's would be that of the cache."""
+    wanted = -(-2 * cache_bytes(case.inputs[0].device) // sum(x.nbytes for x in case.inputs))
+    return [case.inputs, *([x.detach().clone().requires_grad_() for x in case.inputs] for _ in range(wanted - 1))]
+
+
+def in_turn(functions):
+    """A function that calls one of them after another. Results live until their turn comes again, so that the next are
+    written elsewhere."""
+    turns, results = itertools.cycle(functions), collections.deque(maxlen=len(functions))
+    return lambda: results.append(next(turns)())
+
+
 def calls(case, direction):
-    """{contestant: (what is timed, its context)}. Backward goes over one forward, made here, again and again."""
-    found = {}
+    """{contestant: (what is timed, its context)}. Backward goes over the same forwards, made here, again and again."""
+    found, sets = {}, input_sets(case)
     for contestant in case.contestants:
-        if direction != BACKWARD:
-            call = functools.partial(contestant.run, *(x.detach() for x in case.inputs))
-        else:
+        functions = []
+        for inputs in sets:
+            if direction != BACKWARD:
+                functions.append(functools.partial(contestant.run, *(x.detach() for x in inputs)))
+                continue
             with contestant.context():
-                outputs = as_tuple(contestant.run(*case.inputs))
-            call = functools.partial(torch.autograd.grad, outputs, case.inputs, upstream_of(outputs),
-                                     retain_graph=True)
-        found[contestant.name] = call, contestant.context
+                outputs = as_tuple(contestant.run(*inputs))
+            functions.append(functools.partial(torch.autograd.grad, outputs, inputs, upstream_of(outputs),
+                                               retain_graph=True))
+        found[contestant.name] = in_turn(functions), contestant.context
     return found
 
 
-def take_turns(playing, rounds, clock):
-    """{name: milliseconds of a call in each round}, every round in another order; the first calls are not counted."""
-    times = {}
-    for name, (call, context) in playing.items():
+def takes_part(name, call, context):
+    """Whether a first call succeeds: torch.compile asks for triton, a C compiler and Python's headers."""
+    try:
         with context():
             call()
-            times[name] = max(1, round(SAMPLE_MS / max(1e-3, clock(call, 3))))
-    samples, names = {name: [] for name in playing}, list(playing)
+    except Exception as problem:
+        leave_out(name, problem)
+        return False
+    return True
+
+
+def take_turns(playing, rounds, clock):
+    """{name: milliseconds of a call in each round}, every round in another order; the first calls are not counted, and
+    peers whose first call fails are left out."""
+    times = {}
+    for name, (call, context) in playing.items():
+        if takes_part(name, call, context):
+            with context():
+                times[name] = max(1, min(MOST_CALLS, round(SAMPLE_MS / max(1e-3, clock(call, 3)))))
+    samples, names = {name: [] for name in times}, list(times)
     for number in range(rounds):
         for name in names[number % len(names):] + names[:number % len(names)]:
             call, context = playing[name]
@@ -414,9 +483,15 @@ def ways(device):
 
 
 def same_loss(losses):
-    """End the program where those {name: loss} differ by more than rounding."""
-    if not max(losses.values()) - min(losses.values()) <= STEP_TOLERANCE:
-        raise SystemExit(f"resultado rechazado: las pérdidas antes del primer paso no coinciden: {losses}")
+    """Those of {name: loss} that are torch's but for rounding; peers that are not are left out."""
+    found = []
+    for name, loss in losses.items():
+        if abs(loss - losses["sdpa"]) <= STEP_TOLERANCE:
+            found.append(name)
+        else:
+            leave_out(name, Rejected("resultado rechazado: las pérdidas antes del primer paso no coinciden: "
+                                     f"{losses}"))
+    return found
 
 
 def steps(args):
@@ -437,24 +512,10 @@ def steps(args):
         contestant.model.cuda()
         with context(), torch.no_grad(), train_step.autocast("bf16", "cuda"):
             losses[name] = contestant.loss(contestant.model, tokens[:2]).item()
-        step = functools.partial(contestant.step, tokens, "bf16")
         if compile_it:
             contestant.model.compile()
-        if not compile_it or takes_part(name, step, context):
-            found[name] = step, context
-    same_loss(losses)
-    return found
-
-
-def takes_part(name, step, context):
-    """Whether a step can be taken: torch.compile asks for triton, a C compiler and Python's headers."""
-    try:
-        with context():
-            step()
-    except RuntimeError as refusal:
-        print(f"  {name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
-        return False
-    return True
+        found[name] = functools.partial(contestant.step, tokens, "bf16"), context
+    return {name: found[name] for name in same_loss(losses)}
 
 
 @dataclasses.dataclass
@@ -603,7 +664,9 @@ def parts(args, clock, ceilings):
 
 
 def rows_with_room(name, make_rows):
-    """make_rows(), or none where the card has no room for them. A kernel that hangs ends the program."""
+    """make_rows(); none where the card has no room for them, and a row that says why where they fail. A kernel that
+    hangs ends the program."""
+    torch.compiler.reset()  # closures of one function share a limit of eight compilations
     gc.collect()  # cycles of what was measured before hold its memory
     torch.cuda.empty_cache()
     # Python's own signals would wait as long as the card.
@@ -611,10 +674,22 @@ def rows_with_room(name, make_rows):
     try:
         return make_rows()
     except torch.OutOfMemoryError as refusal:
-        print(f"  {name} no se mide: {str(refusal).splitlines()[0]}", file=sys.stderr)
+        print(f"  {name} no se mide: {reason(refusal)}", file=sys.stderr)
         return []
+    except Exception as problem:  # whatever it is, the others can be measured
+        traceback.print_exc()
+        return [{"op": name, "failed": reason(problem)}]
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def lost_card():
+    """Why this process has no more use of the card, as after a kernel that wrote out of bounds; "" where it has."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as problem:
+        return reason(problem)
+    return ""
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------
@@ -625,19 +700,30 @@ def markdown(result):
     lines = ["| operación | forma | sentido | propio, ms | mejor rival | rival, ms | razón | del techo | el rival |",
              "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
     groups = {}
-    for row in result["rows"]:
+    measured, failed = split(result["rows"])
+    for row in measured:
         groups.setdefault((row["op"], row["variant"], tuple(row["shape"]), row["direction"]), []).append(row)
     for (op, variant, shape, direction), rows in groups.items():
-        best = min((row for row in rows if row["peer"] != speeds.OTHER_KERNELS), key=lambda row: row["peer_ms"])
-        for row in (best, *(row for row in rows if row["peer"] == speeds.OTHER_KERNELS)):
+        peers = sorted((row for row in rows if row["peer"] != speeds.OTHER_KERNELS), key=lambda row: row["peer_ms"])
+        for row in (*peers[:1], *(row for row in rows if row["peer"] == speeds.OTHER_KERNELS)):
             lines.append(f"| {op}, {variant} | {' x '.join(map(str, shape))} | {direction} | {row['ours_ms']:.3f} | "
                          f"{row['peer']} | {row['peer_ms']:.3f} | {row['ratio']:.2f} ({row['ratio_min']:.2f}-"
                          f"{row['ratio_max']:.2f}) | {row['share_of_ceiling']:.0%} | "
                          f"{row['peer_share_of_ceiling']:.0%} |")
+    if failed:
+        lines += ["", "Fallan:", "", *(f"- {row['op']}: {row['failed']}" for row in failed)]
     return "\n".join(lines) + "\n"
 
 
+def split(rows):
+    """(rows that were measured, those that failed)."""
+    return [row for row in rows if "failed" not in row], [row for row in rows if "failed" in row]
+
+
 def print_row(row):
+    if "failed" in row:
+        print(f"{row['op']}: FALLA: {row['failed']}", flush=True)
+        return
     print(f"{row['op']:18} {row['variant']:22} {'x'.join(map(str, row['shape'])):20} {row['direction']:9} "
           f"{row['ours_ms']:9.3f} ms  {row['peer']:22} {row['peer_ms']:9.3f} ms  x {row['ratio']:5.2f}  "
           f"{row['share_of_ceiling']:4.0%} de {row['ceiling']}, el rival {row['peer_share_of_ceiling']:.0%}"
@@ -660,7 +746,11 @@ def write(args, result):
 
 
 def learn(rows):
-    """Keep which operations are faster in our kernels on this card, for --attention auto."""
+    """Keep which operations are faster in our kernels on this card, for --attention auto; nothing where a part failed:
+    auto would go by the sizes beside it."""
+    if split(rows)[1]:
+        print("No se guarda nada para --attention auto: hay partes que fallan.")
+        return
     path, known = cuda_extension.speeds_file(), speeds.learnt(rows)
     speeds.write(path, known)
     print(f"--attention auto usará en esta tarjeta los núcleos propios de: {', '.join(known.operations()) or 'nada'} "
@@ -687,18 +777,13 @@ def build_parser():
     return parser
 
 
-def main(argv=None):
-    args = build_parser().parse_args(argv)
-    try:
-        cuda_extension.load()
-    except extension.Unavailable as problem:
-        print(f"{WITHOUT_CARD}: {problem}.")
-        return
+def race(args):
+    """Measure what the arguments ask for, telling it as it goes; returns what goes into the JSON file."""
     began, clock = time.perf_counter(), timer("cuda")
     found = ceilings(clock)
     result = {"benchmark": "gpu", **measure.environment(), "device": torch.cuda.get_device_name(),
-              "capability": torch.cuda.get_device_capability(), "cuda": torch.version.cuda, "ceilings": found,
-              "seconds": 0.0, "rows": []}
+              "capability": torch.cuda.get_device_capability(), "cuda": torch.version.cuda,
+              "cache_bytes": cache_bytes(torch.device("cuda")), "ceilings": found, "seconds": 0.0, "rows": []}
     print(f"{result['device']}, torch {torch.__version__}: copia {found['copy'] / 1e9:.0f} GB/s, torch.mm en bf16 "
           f"{found['matmul'] / 1e12:.0f} TFLOP/s")
     for name, make_rows in parts(args, clock, found):
@@ -708,10 +793,29 @@ def main(argv=None):
         result["rows"] += rows
         result["seconds"] = time.perf_counter() - began
         write(args, result)  # each time: a run that is cut off keeps what it has measured
-    print(f"Todo en {result['seconds']:.0f} s.")
+        lost = lost_card() if split(rows)[1] else ""
+        if lost:
+            print(f"La tarjeta ya no responde a este proceso ({lost}): no se mide lo que falta.")
+            break
+    return result
+
+
+def main(argv=None):
+    """Returns the exit code: 1 where something of ours fails."""
+    args = build_parser().parse_args(argv)
+    try:
+        cuda_extension.load()
+    except extension.Unavailable as problem:
+        print(f"{WITHOUT_CARD}: {problem}.")
+        return 0
+    with measure.restored():
+        result = race(args)
+    failed = split(result["rows"])[1]
+    print(f"Todo en {result['seconds']:.0f} s{f'; fallan {len(failed)}' if failed else ''}.")
     if args.learn:
         learn(result["rows"])
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

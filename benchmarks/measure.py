@@ -187,13 +187,13 @@ def comparison(ours: list[float], peer: list[float]) -> dict:
 
 
 def errors(results, references) -> tuple[float, float]:
-    """(relative RMS error, greatest absolute error) against float64; of several tensors the worst."""
-    relative, greatest = 0.0, 0.0
+    """(relative RMS error, greatest absolute error) against float64; of several tensors the worst, inf where one of
+    them is not a number, which no comparison lets pass."""
+    found = [(0.0, 0.0)]
     for result, reference in zip(results, references, strict=True):
         difference = result.detach().double() - reference
-        relative = max(relative, (difference.norm() / reference.norm()).item())
-        greatest = max(greatest, difference.abs().max().item())
-    return relative, greatest
+        found.append(((difference.norm() / reference.norm()).item(), difference.abs().max().item()))
+    return tuple(max(math.inf if math.isnan(error) else error for error in each) for each in zip(*found, strict=True))
 
 
 def product_ceilings(dtype: str) -> tuple[str, ...]:

@@ -130,6 +130,23 @@ def test_kernels_finds_a_wrong_gradient(load, monkeypatch):
     assert right["backward"][0] < 1e-6 and other["backward"][0] > 0.9
 
 
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_number_is_the_greatest_error(load, capsys, worst, place):
+    """Whichever tensor of several it is in, and whatever max() makes of it."""
+    kernels = load("kernels")
+    references = [torch.ones(3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)]
+    results = [reference.float() for reference in references]
+    assert kernels.measure.errors(results, references) == (0, 0)
+    results[place][1] = worst
+    found = kernels.measure.errors(results, references)
+    assert found == (math.inf, math.inf)
+    row = {"op": "gelu_tanh", "dtype": "fp32", "variant": "plain", "direction": "forward", "peer": "F.gelu",
+           "shape": [3], "error": found[0], "peer_error": 1e-7}
+    kernels.print_errors([row])
+    assert "en 1 de 1 comparaciones" in capsys.readouterr().out
+
+
 def test_slow_peers_leave_early(load):
     measure = load("kernels").measure
     calls = []

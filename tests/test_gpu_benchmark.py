@@ -1,8 +1,11 @@
 """benchmarks/gpu.py as far as it goes without a card: its cases with the CPU's kernels, its rows and its table."""
 
 import contextlib
+import functools
 import json
+import math
 import os
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -55,24 +58,178 @@ def test_the_exact_attention_is_the_same_in_parts(gpu, monkeypatch, scores):
         assert torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_run_that_is_cut_off_keeps_what_it_has_measured(gpu, monkeypatch, tmp_path, capsys):
-    def refused():
-        raise SystemExit("resultado rechazado")
+ROW = {"op": "rms_norm", "variant": "bfloat16", "shape": [8, 40], "direction": "forward", "peer": "torch",
+       "ours_ms": 1.0, "peer_ms": 2.0, "ratio": 2.0, "ratio_min": 1.0, "ratio_max": 3.0, "ceiling": "copy",
+       "share_of_ceiling": 0.5, "peer_share_of_ceiling": 0.25}
 
-    row = {"op": "rms_norm", "variant": "bfloat16", "shape": [8, 40], "direction": "forward", "peer": "torch",
-           "ours_ms": 1.0, "peer_ms": 2.0, "ratio": 2.0, "ratio_min": 1.0, "ratio_max": 3.0, "ceiling": "copy",
-           "share_of_ceiling": 0.5, "peer_share_of_ceiling": 0.25}
+
+@pytest.fixture
+def measured(gpu, monkeypatch, tmp_path):
+    """main() of these parts on a card that is a stand-in: (exit code, what the JSON file holds, the table)."""
     monkeypatch.setattr(gpu.cuda_extension, "load", lambda: None)
     monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "una tarjeta")
     monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (8, 6))
-    monkeypatch.setattr(gpu, "timer", lambda device: None)
+    monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "cache_bytes", lambda device: 0)
+    monkeypatch.setattr(gpu, "timer", lambda device, timer=gpu.timer: timer("cpu"))
     monkeypatch.setattr(gpu, "ceilings", lambda clock: {"copy": 1e9, "matmul": 1e9})
-    monkeypatch.setattr(gpu, "parts", lambda *args: [("uno", lambda: [row]), ("dos", refused)])
-    files = tmp_path / "gpu.json", tmp_path / "gpu.md"
-    with pytest.raises(SystemExit):
-        gpu.main(["--json", str(files[0]), "--markdown", str(files[1])])
-    assert json.loads(files[0].read_text())["rows"] == [row] and "8 x 40" in files[1].read_text()
-    assert "x  2.00" in capsys.readouterr().out
+
+    def call(parts, *words):
+        monkeypatch.setattr(gpu, "parts", lambda *args: parts)
+        files = tmp_path / "gpu.json", tmp_path / "gpu.md"
+        code = gpu.main(["--json", str(files[0]), "--markdown", str(files[1]), *words])
+        return code, json.loads(files[0].read_text()), files[1].read_text()
+
+    return call
+
+
+def raising(problem):
+    def make_rows():
+        raise problem
+
+    return make_rows
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_has_measured(measured, tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        measured([("uno", lambda: [ROW]), ("dos", raising(KeyboardInterrupt()))])
+    assert json.loads((tmp_path / "gpu.json").read_text())["rows"] == [ROW]
+    assert "8 x 40" in (tmp_path / "gpu.md").read_text() and "x  2.00" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_is_noted_and_the_next_ones_are_measured(measured, capsys):
+    parts = [("uno", raising(ValueError("no es\nasí"))), ("dos", lambda: [ROW]), ("tres", raising(AssertionError()))]
+    code, result, table = measured(parts, "--learn")
+    assert code == 1 and result["rows"] == [{"op": "uno", "failed": "no es"}, ROW,
+                                            {"op": "tres", "failed": "AssertionError()"}]
+    assert "8 x 40" in table and table.endswith("\n- uno: no es\n- tres: AssertionError()\n")
+    told = capsys.readouterr()
+    assert "uno: FALLA: no es" in told.out and "fallan 2" in told.out and "Traceback" in told.err
+    assert "No se guarda nada" in told.out
+    code, _, table = measured([("dos", lambda: [ROW])])
+    assert code == 0 and "Fallan" not in table
+
+
+def test_a_lost_card_ends_the_run(gpu, measured, monkeypatch, capsys):
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(gpu.torch.cuda, "synchronize", raising(lost))
+    code, result, _ = measured([("uno", lambda: [ROW]), ("dos", raising(lost)), ("tres", lambda: [ROW])])
+    assert code == 1 and result["rows"] == [ROW, {"op": "dos", "failed": str(lost)}]
+    assert "ya no responde a este proceso (CUDA error: an illegal memory" in capsys.readouterr().out
+
+
+def test_ours_without_a_peer_is_a_table_too(gpu):
+    own = {**ROW, "peer": speeds.OTHER_KERNELS}
+    assert len(gpu.markdown({"rows": [own]}).splitlines()) == 3 and len(gpu.markdown({"rows": []}).splitlines()) == 2
+
+
+def test_more_compiled_cases_than_one_function_may_have(gpu, measured, monkeypatch):
+    """Their closures share one piece of code, of which torch compiles eight; and backward goes over a forward again."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(gpu, "ours", lambda run: gpu.Contestant("ours", run, lambda: ops.using("fused")))
+    makers = [functools.partial(gpu.activation_case, "swiglu", 8, 8 * columns, torch.bfloat16, "cpu")
+              for columns in range(1, 6)]
+    makers += [functools.partial(gpu.norm_case, "add_rms_norm", 8, 40, torch.bfloat16, "cpu"),
+               functools.partial(gpu.loss_case, 8, 41, torch.bfloat16, "cpu"),
+               functools.partial(gpu.rotary_case, 32, 64, torch.bfloat16, "cpu", tokens=64)]
+    parts = [(str(number), functools.partial(gpu.case_rows, make, 1, gpu.timer("cpu"), {"copy": 1e9}))
+             for number, make in enumerate(makers)]
+    code, result, _ = measured(parts)
+    assert code == 0, [row for row in result["rows"] if "failed" in row]
+    peers = [row["peer"] for row in result["rows"]]
+    assert peers.count("torch.compile") == peers.count("torch") == 2 * len(makers) - 1
+
+
+# ---- Time ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu, monkeypatch):
+    """Else the time of short kernels would be Python's."""
+    done, now = [], [0.0]
+
+    def call():
+        done.append("call")
+        now[0] += 1e-3
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            done.append("event")
+
+        synchronize = elapsed_time = lambda *_: 5.0
+
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(gpu.torch.cuda, "Event", Event)
+    monkeypatch.setattr(gpu.torch.cuda, "_sleep", done.append)
+    clock = gpu.timer("cuda")
+    assert clock(call, 10) == 0.5
+    assert done == ["call", done[1], "event", *["call"] * 10, "event"]
+    assert 10 * 1e-3 < done[1] / gpu.CLOCK_HZ < gpu.MOST_PAUSE_S
+    done.clear()
+    clock(call, 1)  # as long as that there is nothing to wait for, nor time to lose
+    assert done == ["event", "call", "event"]
+    done.clear()
+    clock(call, 5000)
+    assert isinstance(done[1], int) and done[1] == gpu.CLOCK_HZ * gpu.MOST_PAUSE_S
+
+
+def test_a_sample_of_short_calls_fits_into_the_queue(gpu):
+    asked = []
+    gpu.take_turns({"ours": (lambda: None, contextlib.nullcontext)}, 2, lambda call, times: asked.append(times) or 1e-4)
+    assert asked == [3, gpu.MOST_CALLS, gpu.MOST_CALLS]
+
+
+@pytest.mark.parametrize("share, sets", [(0.0, 1), (0.4, 1), (0.6, 2), (2.5, 5)])
+def test_what_a_call_reads_and_writes_has_left_the_cache(gpu, monkeypatch, share, sets):
+    """share: of the inputs, how much the card's cache holds."""
+    case = on_the_cpu(gpu.activation_case("swiglu", 8, 40, torch.bfloat16, "cpu", compiled=False))
+    (x,), read, wrote = case.inputs, [], []
+    monkeypatch.setattr(gpu, "cache_bytes", lambda device: int(share * x.nbytes))
+    case.contestants = [gpu.Contestant("ours", lambda x: read.append(x.data_ptr()) or 2 * x)]
+    grad = torch.autograd.grad
+
+    def gradients(outputs, inputs, upstream, **options):
+        read.append(upstream[0].data_ptr())
+        found = grad(outputs, inputs, upstream, **options)
+        wrote.append(found[0].data_ptr())
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", gradients)
+    for direction in case.work:
+        (call, _), = gpu.calls(case, direction).values()
+        read.clear()
+        for _ in range(3 * sets):
+            call()
+        assert len(set(read)) == sets == len(set(read[:sets])) and read[:sets] * 3 == read
+    assert all(len(set(wrote[first:first + sets])) == sets for first in range(2 * sets))
+
+
+@pytest.mark.parametrize("device, place", [("cuda", "cuda"), ("cpu", "cpu"), ("meta", "cpu")])
+def test_numbers_for_a_card_are_drawn_there(gpu, monkeypatch, device, place):
+    generator, randn = MagicMock(), MagicMock()
+    monkeypatch.setattr(gpu.torch, "Generator", generator)
+    monkeypatch.setattr(gpu.torch, "randn", randn)
+    gpu.drawn(2, 3, dtype=torch.bfloat16, device=device)
+    assert generator.call_args.args == (place,) and randn.call_args.kwargs["device"] == place
+    randn.return_value.to.assert_called_once_with(device, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind, drawn", [("rms_norm", 2), ("layer_norm", 3), ("add_rms_norm", 3),
+                                         ("add_layer_norm", 4)])
+def test_no_residual_is_drawn_for_nothing(gpu, monkeypatch, kind, drawn):
+    shapes, draw = [], gpu.drawn
+    monkeypatch.setattr(gpu, "drawn", lambda *shape, **options: shapes.append(shape) or draw(*shape, **options))
+    case = gpu.norm_case(kind, 8, 40, torch.bfloat16, "cpu", compiled=False)
+    assert len(shapes) == drawn == len(case.inputs)
+
+
+def test_few_norms_are_compiled(gpu):
+    """Two of the five widths, so that everything takes minutes."""
+    made = [make for section, make in gpu.cases(gpu.build_parser().parse_args([])) if section == "norms"]
+    widths = {make.args[2] for make in made if make.keywords.get("compiled", True)}
+    assert widths == set(gpu.COMPILED_COLUMNS) < set(gpu.NORM_COLUMNS) == {make.args[2] for make in made}
 
 
 def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypatch, tmp_path, capsys):
@@ -119,21 +276,47 @@ def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, monkeypatch)
                                                                                                 speeds.OTHER_KERNELS]
 
 
-def test_a_wrong_result_is_refused(gpu):
+WRONG = {
+    "result": lambda x, weight: 1.1 * x * weight,
+    "result that is NaN": lambda x, weight: x * weight * math.nan,
+    "gradient": lambda x, weight: torch.nn.functional.rms_norm(x.detach(), weight.shape, weight, 1e-5) + 0 * x,
+    "gradient that is NaN": lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-5) + (
+        (weight - weight).sqrt()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_peer_that_is_wrong_is_left_out(gpu, capsys, wrong):
     case = on_the_cpu(gpu.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
-    case.contestants[1].run = lambda x, weight: 1.1 * x * weight
-    with pytest.raises(SystemExit, match="resultado rechazado: torch, rms_norm"):
-        gpu.check(case)
+    case.contestants.append(gpu.Contestant("other", WRONG[wrong]))
+    assert list(gpu.check(case)) == ["ours", "torch"] == [contestant.name for contestant in case.contestants]
+    assert capsys.readouterr().err.startswith("  other no se mide: resultado rechazado: other, rms_norm bfloat16")
 
 
-def test_a_wrong_gradient_of_the_loss_is_refused(gpu):
+@pytest.mark.parametrize("name", ["ours", speeds.OTHER_KERNELS])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_ours_and_wrong_fails(gpu, wrong, name):
+    case = on_the_cpu(gpu.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
+    case.contestants[1] = gpu.Contestant(name, WRONG[wrong])
+    (row,) = gpu.rows_with_room("normas", lambda: gpu.case_rows(lambda: case, 1, gpu.timer("cpu"), {}))
+    assert row["op"] == "normas" and row["failed"].startswith(f"resultado rechazado: {name}, rms_norm")
+
+
+def test_a_wrong_gradient_of_the_loss_is_left_out(gpu, capsys):
     case = on_the_cpu(gpu.loss_case(8, 41, torch.bfloat16, "cpu", compiled=False))
     case.contestants[1].run = lambda logits: (gpu.F.cross_entropy(logits.float(), torch.zeros(8).long()), logits)
-    with pytest.raises(SystemExit, match="resultado rechazado: torch, cross_entropy"):
-        gpu.check(case)
+    assert list(gpu.check(case)) == ["ours"] and "rechazado: torch, cross_entropy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("losses", [(2.0, 2.1), (math.nan, 2.0), (2.0, math.nan), (math.inf, math.inf)])
+def test_other_losses_than_torchs_are_refused(gpu, capsys, losses):
+    with pytest.raises(gpu.Rejected, match="las pérdidas antes del primer paso no coinciden"):
+        gpu.same_loss(dict(zip(("ours", "sdpa"), losses, strict=True)))
+    assert gpu.same_loss({"ours": 2.0, "sdpa": 2.01, "nanoGPT": losses[1] + 0.1}) == ["ours", "sdpa"]
+    assert "nanoGPT no se mide" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_it_says_so(gpu, capsys):
-    gpu.main([])
+    assert gpu.main([]) == 0
     assert capsys.readouterr().out.startswith("Omitido: hace falta una GPU")

@@ -12,7 +12,8 @@ from tests.gpu import sanitize
 from tests.support import ROOT, run
 
 STAND_IN = """#!/bin/sh
-{ printf '%s\\n' "$@"; echo "cache off: $PYTORCH_NO_CUDA_MEMORY_CACHING"; } >"FOLDER/$2"
+{ printf '%s\\n' "$@"; echo "seconds: $AURA_GPU_TEST_SECONDS"
+  echo "cache off: $PYTORCH_NO_CUDA_MEMORY_CACHING"; } >"FOLDER/$2"
 test "$2" != "FAILING" || exit CODE
 """
 
@@ -47,7 +48,7 @@ def test_every_tool_runs_the_tests_of_the_kernels(examine, tmp_path, capsys):
         assert own[:6] == ["--tool", tool, "--error-exitcode", "9", "--target-processes", "application-only"]
         assert ("kns=aura" in own) == (tool != "initcheck")
         assert tests[:4] == ["-m", "pytest", "-n", "0"] and "tests/gpu/test_kernels.py" in tests
-        assert words[-1] == "cache off: 1" and words[-2] == "(test) and not graph"
+        assert words[-3:] == ["(test) and not graph", f"seconds: {sanitize.TEST_LIMIT}", "cache off: 1"]
     assert (ROOT / sanitize.TESTS).is_file()
 
 
@@ -61,7 +62,7 @@ def test_what_one_of_them_finds_is_told_and_the_others_still_run(examine, tmp_pa
 
 def test_one_tool_and_some_of_the_tests(examine, tmp_path):
     assert examine("--tool", "racecheck", "--only", "attention or norms") == 0
-    assert words_of(tmp_path, "racecheck")[-2] == "(attention or norms) and not graph"
+    assert words_of(tmp_path, "racecheck")[-3] == "(attention or norms) and not graph"
     assert not (tmp_path / "memcheck").exists()
 
 

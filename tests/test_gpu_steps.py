@@ -98,7 +98,7 @@ def test_kernels_that_train_another_model_are_refused(gpu, monkeypatch):
     training = next(makers(gpu))()
     losses = iter((2.0, 2.1))
     training.loss = lambda model, batch: torch.tensor(next(losses))
-    with pytest.raises(SystemExit, match="resultado rechazado: las pérdidas"):
+    with pytest.raises(gpu.Rejected, match="resultado rechazado: las pérdidas"):
         gpu.training_rows(training, 1, gpu.timer("cpu"), CEILINGS)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aura import extension, ops
+from aura import extension, ops, selfcheck
 from aura.errors import UserError
 from tests import support
 
@@ -272,6 +272,15 @@ def test_the_report(tmp_path, environment):
     assert "Todo correcto" in lines[-1] and "MAL" not in output
     if environment:
         assert "AURA_EXTENSION=off" in output and "scaled_dot_product_attention" in output
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("name, function", [
+    ("result", lambda x: x + math.nan), ("gradient", lambda x: x + (x - x).sqrt()), ("both", lambda x: x * math.nan)])
+def test_the_report_lets_no_nan_pass(capsys, name, function, wrong):
+    cases = [(name, function if wrong else torch.sin, [(3,)])]
+    assert selfcheck.check(cases, {torch.float32: 1e-5}, "cpu") is wrong
+    assert ("MAL" in capsys.readouterr().out) == wrong
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])

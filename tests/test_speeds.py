@@ -43,6 +43,18 @@ def test_the_nearest_measured_size_decides_and_what_was_not_measured_is_torchs(t
     assert known.operations() == ["layer_norm"]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_model_can_ask(monkeypatch, dynamic):
+    monkeypatch.setattr(ops, "_gpu", speeds.Speeds({NORM: [(4096, 0.5), (768, 2.0)]}))
+
+    def ask(x):
+        return x + ops._gpu.wins(("layer_norm", x.dtype, "", 0), x.shape[-1])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(ask, backend="eager", fullgraph=True, dynamic=dynamic)
+    assert [compiled(torch.zeros(2, size, dtype=HALF))[0, 0] for size in (700, 1700, 1800, 9000)] == [1, 1, 0, 0]
+
+
 @pytest.mark.parametrize("content", ["", "[[1]]", "[[1, 2, 3, 4, 5]]", "7", '[["rms_norm", "half_", "", 0, []]]'])
 def test_a_damaged_file_is_one_line_with_the_way_out(tmp_path, content):
     path = tmp_path / "speeds.json"

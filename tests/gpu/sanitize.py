@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from aura import cli, cuda_extension, extension  # noqa: E402
 from aura.errors import EXIT_OK, UserError  # noqa: E402
+from tests.gpu import SECONDS  # noqa: E402
 
 TESTS = "tests/gpu/test_kernels.py"
 FOUND = 9  # the sanitizer's exit code where the tests passed and it found something; pytest's own are 1 to 5
@@ -66,8 +67,7 @@ def what_is_missing(sanitizer):
 
 def command(sanitizer, tool, only=None):
     """The words that run the tests under one tool."""
-    tests = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT),
-             "--timeout-method", "thread", TESTS]
+    tests = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", TESTS]
     # Without torch's cache of memory (see watch) no graph can be recorded.
     tests += ["-k", f"({only or 'test'}) and not graph"]
     return [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only",
@@ -77,7 +77,7 @@ def command(sanitizer, tool, only=None):
 def watch(sanitizer, tool, only):
     """The exit code of the tests under one tool. torch's cache of memory is off: a tensor out of whose bounds a kernel
     reads would lie within the cache's block."""
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", SECONDS: str(TEST_LIMIT)}
     return subprocess.run(command(sanitizer, tool, only), cwd=ROOT, env=environment, check=False).returncode
 
 

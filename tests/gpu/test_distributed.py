@@ -6,13 +6,13 @@
 import statistics
 
 import pytest
-import torch
 
-from tests.gpu.test_scripts import LIMIT, ON_CPU, STEPS, assert_learnt, losses_of, words
+from tests.gpu import ON_CPU, test_scripts
+from tests.gpu.test_scripts import LIMIT, STEPS, assert_learnt, losses_of, words
 from tests.support import ROOT, free_port, run, run_ranks
 
-pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() or ON_CPU), reason="needs a CUDA device")
-GPT, BERT = "train_gpt2_spanish.py", "train_distributed.py"
+pytestmark = test_scripts.pytestmark
+GPT, HRM, BERT = "train_gpt2_spanish.py", "hrm_training_small_100m.py", "train_distributed.py"
 
 GROUP = """
 import os
@@ -76,12 +76,14 @@ def test_shards_without_nccl_are_refused_in_a_line(book, tmp_path):
     assert "--fsdp con GPU necesita NCCL" in outputs[0][1] and not list(tmp_path.glob("**/*.pt"))
 
 
-@pytest.mark.parametrize("script, asked", [(BERT, ["--strategy", "fsdp"]),
-                                           ("hrm_training_small_100m.py", ["--fsdp", "--distributed"])])
-def test_shards_on_one_card_and_their_checkpoint_without_shards(book, tmp_path, script, asked):
+@pytest.mark.parametrize("script, asked, precision, attention", [
+    (BERT, ["--strategy", "fsdp"], "bf16", "auto"), (HRM, ["--fsdp", "--distributed"], "bf16", "fused"),
+    (GPT, ["--fsdp", "--distributed"], "fp16", "fused")])
+def test_shards_on_one_card_and_their_checkpoint_without_shards(book, tmp_path, kernels, script, asked, precision,
+                                                                attention):
     program = tmp_path / "cut.py"
     program.write_text(CUT)
-    options = words(script, "bf16", "auto")
+    options = words(script, precision, attention)
     code, output = run(["-m", "torch.distributed.run", "--nproc_per_node=1", f"--master_port={free_port()}", program,
                         ROOT / script, *options, *asked], tmp_path, LIMIT)
     assert code == 0 and f"backend={'gloo' if ON_CPU else 'nccl'}" in output, output

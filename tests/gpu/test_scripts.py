@@ -4,17 +4,19 @@
 """
 
 import math
-import os
 import statistics
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
 
-from aura import cuda_extension, extension, report
+from aura import report
+from tests.gpu import ON_CPU
 from tests.support import ROOT, run
 
-ON_CPU = os.environ.get("AURA_GPU_TESTS") == "cpu"
-pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() or ON_CPU), reason="needs a CUDA device")
+pytestmark = [pytest.mark.skipif(not (torch.cuda.is_available() or ON_CPU), reason="needs a CUDA device"),
+              pytest.mark.timeout(300, func_only=True)]  # without what nvcc takes
 STEPS, LIMIT = 20, 240
 # Heads of 32 and, of random:tiny, of 64: widths that our kernels take on a card.
 SIZES = ["--n-layer", "1", "--n-embd", "64", "--n-head", "2", "--seq-len", "64", "--vocab-size", "400",
@@ -49,19 +51,8 @@ def assert_learnt(losses, steps=STEPS):
     assert statistics.mean(losses[-5:]) < 0.95 * statistics.mean(losses[:5]), losses
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    """What --attention fused asks for, built before the time of a script begins."""
-    if ON_CPU:
-        return
-    try:
-        cuda_extension.load()
-    except extension.Unavailable as problem:
-        pytest.skip(str(problem))
-
-
-def trains(folder, script, precision, attention):
-    code, output = run([ROOT / script, *words(script, precision, attention)], folder, LIMIT)
+def trains(folder, script, precision, attention, *more):
+    code, output = run([ROOT / script, *words(script, precision, attention), *more], folder, LIMIT)
     assert code == 0 and f"precisión {precision}" in output, output
     assert "núcleos propios de CUDA" in output or attention != "fused" or ON_CPU, output
     assert_learnt(losses_of(folder))
@@ -77,3 +68,8 @@ def test_twenty_steps(book, tmp_path, script, precision):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_twenty_steps_with_our_kernels(book, tmp_path, kernels, script, precision):
     trains(tmp_path, script, precision, "fused")
+
+
+@pytest.mark.skipif(not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="torch.compile needs Python.h")
+def test_twenty_compiled_steps_with_our_kernels(book, tmp_path, kernels):
+    trains(tmp_path, "train_gpt2_spanish.py", "bf16", "fused", "--compile")
