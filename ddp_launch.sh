@@ -173,10 +173,14 @@ for argument in "$@"; do
     [[ ${argument} != --distributed ]] || distributed=()
 done
 
+signals=SIGTERM,SIGINT,SIGQUIT,SIGUSR1
+# What nohup ignores would be listened to again.
+[[ $(trap -p HUP) == "trap -- '' SIGHUP" ]] || signals+=,SIGHUP
+
 # exec: the signals sent to this process reach torchrun. SIGUSR1 is not among those it forwards by itself: it would
 # die of it and leave the workers behind.
 exec "${python}" -m torch.distributed.run \
     --nnodes="${nnodes}" --nproc-per-node="${processes}" --node-rank="${node_rank}" \
     --rdzv-backend=static --master-addr="${addr}" --master-port="${port}" --max-restarts=0 \
-    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+    --signals-to-handle="${signals}" \
     "${script}" ${distributed[@]+"${distributed[@]}"} "$@"

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from aura.console import Console
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
 from aura.sync import FEW_AGREEMENTS, FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
@@ -142,8 +143,10 @@ def run(main):
     """Call `main()` and leave with its exit code, or with one line and the code that belongs to the problem."""
     # A log that is piped to a file must not lag behind by pages, nor die of a character its console lacks; and a line
     # is one write, also under `python -u`, or lines of several processes mix.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
+    for name in ("stdout", "stderr"):
+        if stream := getattr(sys, name):  # None where it was closed from the beginning
+            stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
+            setattr(sys, name, Console(stream))
     # One line of what all know: on each machine's console under torchrun, in the one log of all under SLURM.
     first = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
     spokesman = os.environ.get(first, "0") == "0"

@@ -5,7 +5,10 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
+import os
 import re
+import stat
 import statistics
 import zlib
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ RECORD_BYTES_MAX = 256 << 20
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 DAMAGE_LIMIT = 0.01
+DAMAGE_CLUMP = 3  # damage comes in clumps: before the end this many times the root of the lines may be bad beyond it
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 # Repositories in Parquet or JSON: `datasets` 4 and later no longer runs loading scripts, which the first OSCAR needs.
 HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.es"), "oscar": ("oscar-corpus/mOSCAR", "spa_Latn"),
@@ -44,17 +48,23 @@ class Damage:
     lines: int = 0
     bad: int = 0
     first: str = ""
+    last: tuple | None = None  # (file, number) of the last bad line: one may be bad in more than one way
 
     def add(self, path, line, reason):
-        """Count one bad line; the first is remembered with its file, number and reason."""
+        """Count a bad line, once; the first is remembered with its file, number and reason."""
+        if self.last == (path, line):
+            return
+        self.last = path, line
         self.bad += 1
         self.first = self.first or f"{path}, línea {line}: {reason}"
 
-    def check(self, path):
-        """Raise UserError when more than 1 % of the lines were bad."""
-        if self.bad > DAMAGE_LIMIT * self.lines:
-            raise UserError(f"{self.bad} de {self.lines} líneas están dañadas (la primera: {self.first}): más del 1 %; "
-                            f"corrija {str(path)!r} o conviértalo a UTF-8")
+    def check(self, path, ended=True):
+        """Raise UserError when more than 1 % of the lines were bad or, where the file has not ended, when there are so
+        many that they will hardly turn out to be few."""
+        clump = 0 if ended else DAMAGE_CLUMP * math.sqrt(self.lines)
+        if self.bad > DAMAGE_LIMIT * self.lines + clump:
+            raise UserError(f"{self.bad} de {self.lines} líneas leídas están dañadas (la primera: {self.first}): más "
+                            f"del 1 %; corrija {str(path)!r} o conviértalo a UTF-8")
 
 
 @dataclass
@@ -147,7 +157,7 @@ def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):
     if name == SAMPLE_NAME:
         size = SAMPLE_BYTES if max_tokens is None else max(SAMPLE_BYTES, 8 * max_tokens)
         return Corpus(name, {"kind": "muestra", "seed": seed, "bytes": size}, size)
-    path = Path(name).expanduser()
+    path = path_called(name, f"{flag} {name!r}")
     on_hub = None if path.parent.is_dir() else HUB_NAME.fullmatch(name)  # a slip in a path must not wait for the Hub
     if name in HUB or on_hub:
         repository, configuration = HUB.get(name) or on_hub.groups()
@@ -155,9 +165,31 @@ def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):
     if not path.exists():
         raise UserError(f"{flag} {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
                         "propietario/nombre, o la ruta de un .txt, un .jsonl (también .gz) o una carpeta")
-    files = _files_below(path)
-    source = {"kind": "ficheros", **_state_of([file.resolve() for file in files])}
+    try:
+        files = _files_below(path)
+        source = {"kind": "ficheros", **_state_of([file.resolve() for file in files])}
+    except OSError as problem:
+        raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
+                        "permisos o sáquelo de la carpeta") from problem
     return Corpus(_folder_name(path), source, sum(source["bytes"]))
+
+
+def path_called(name, named):
+    """The path `name`, its ~ expanded, whether or not there is such a file. named: how the error message calls it.
+
+    Raises UserError where the system does not let one find out.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as problem:
+        raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
+                        ) from problem
+    except RuntimeError as problem:
+        raise UserError(f"{named}: no hay un usuario con esa carpeta personal; escriba la ruta entera") from problem
+    return path
 
 
 def _state_of(files):
@@ -183,11 +215,19 @@ def _files_below(path):
         if not path.name.endswith(SUFFIXES):
             raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen {', '.join(SUFFIXES)}")
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file()
-                   and not any(part.startswith(".") for part in file.relative_to(path).parts))
+    files = []
+    for folder, folders, names in os.walk(path, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(folder, name) for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
+    files = sorted(file for file in files if stat.S_ISREG(file.stat().st_mode))
     if not files:
         raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}")
     return files
+
+
+def _raise(problem):
+    """For os.walk, which else passes over a folder that it cannot read: its text would be left out without a word."""
+    raise problem
 
 
 def _line_start(documents, file, offset, line, damage):
@@ -206,7 +246,7 @@ def _file_documents(path, corpus, damage, offset, line):
             split = _json_documents if records else _text_splitter(_lines(file, path, Damage(), whole=False))
             file.seek(offset)
             lines = _lines(file, path, damage, records, offset, line)
-            yield from split(_tell_progress(lines, raw, corpus), path, damage)
+            yield from split(_watched(lines, raw, path, corpus, damage), path, damage)
             corpus.progress += path.stat().st_size
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise UserError(f"{str(path)!r}: el gzip está dañado o incompleto ({problem}); vuelva a descargarlo"
@@ -215,9 +255,12 @@ def _file_documents(path, corpus, damage, offset, line):
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
 
 
-def _tell_progress(lines, raw, corpus):
+def _watched(lines, raw, path, corpus, damage):
+    """The lines of a file: the corpus is told how far they are, and damage does not wait for an end that may be days
+    away, or never read."""
     start = corpus.progress
     for number, line in enumerate(lines):
+        damage.check(path, ended=False)
         if number % 256 == 0:
             corpus.progress = start + raw.tell()
         yield line
@@ -233,11 +276,11 @@ def _lines(file, path, damage, whole, offset=0, number=0):
     """
     limit = RECORD_BYTES_MAX if whole else CHUNK_BYTES
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    fresh, damaged = True, False
+    fresh = True
     while raw := file.readline(limit):
         offset += len(raw)
         if fresh:
-            number, damaged = number + 1, False
+            number += 1
             damage.lines += 1
         if whole and len(raw) == limit and not raw.endswith(b"\n"):
             raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
@@ -250,9 +293,7 @@ def _lines(file, path, damage, whole, offset=0, number=0):
             pending = decoder.getstate()[0]
             decoder.reset()
             text = (pending + raw).decode("utf-8", "replace")
-            if not damaged:
-                damage.add(path, number, "no es UTF-8 válido")
-                damaged = True
+            damage.add(path, number, "no es UTF-8 válido")
         yield number, text.replace("\r\n", "\n"), (offset, number) if fresh else None
     if decoder.getstate()[0]:  # the file ends in the middle of a character
         damage.add(path, number, "no es UTF-8 válido")
@@ -266,12 +307,12 @@ def _json_documents(lines, path, damage):
         try:
             text = json.loads(line)["text"]
             text.encode("utf-8")  # "\ud800" is valid JSON and not a character
-        except (json.JSONDecodeError, RecursionError):
+        except UnicodeEncodeError:
+            damage.add(path, number, "el texto contiene medio carácter (sustituto suelto)")
+        except (ValueError, RecursionError):  # a number of thousands of digits is a plain ValueError
             damage.add(path, number, "no es JSON válido")
         except (KeyError, TypeError, AttributeError):
             damage.add(path, number, "falta la clave «text» con un texto")
-        except UnicodeEncodeError:
-            damage.add(path, number, "el texto contiene medio carácter (sustituto suelto)")
         else:
             if text.strip():
                 yield text, after

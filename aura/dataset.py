@@ -5,11 +5,10 @@
 The folder is built beside its final name and renamed when whole, so nothing half-made is ever taken for whole.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
-import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -23,16 +22,17 @@ from aura import tokenizer as tokenizers
 from aura import tokens
 from aura.errors import UserError
 from aura.files import (
-    PARTIAL_SUFFIX,
+    building,
     explain,
-    has_ended,
+    put_in_place,
+    remove_abandoned,
     require_writable_directory,
-    sync_directory,
     write_bytes,
     write_json,
 )
 
 FORMAT = 1
+AGAIN = "prepárelos de nuevo con --prepare y su --dataset-name"
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
@@ -72,8 +72,7 @@ class Dataset:
         except OSError as problem:
             raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
         if tokenizer.sha256 != self.meta["tokenizer"]["sha256"]:
-            raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: prepárelos de "
-                            "nuevo con --prepare")
+            raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: {AGAIN}")
         return tokenizer
 
     def files(self):
@@ -81,6 +80,14 @@ class Dataset:
         shards = [shard for split in self.meta["splits"].values() for shard in split["shards"]]
         return [(shard["file"], shard["sha256"]) for shard in shards] + [
             (self.meta["tokenizer"]["file"], self.meta["tokenizer"]["sha256"])]
+
+    def require_same(self):
+        """Raise UserError when another preparation has taken the folder since."""
+        now = read(self.directory)
+        if now is None or now.sha256 != self.sha256:
+            raise UserError(f"{str(self.directory)!r} ya no guarda los datos con que se empezó a entrenar: otra "
+                            "ejecución ha preparado ahí otros del mismo nombre; prepare de nuevo aquellos, y los "
+                            "otros en otra --data-dir")
 
     def verify(self):
         """Read every shard and compare checksums. Raises UserError naming the file and the place."""
@@ -98,17 +105,24 @@ def read(directory):
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
-            raise UserError(f"{str(path)!r} es de otra versión ({meta['format']}): vuelva a preparar los datos con "
-                            "--prepare")
+            raise UserError(f"{str(path)!r} es de otra versión ({meta['format']}): {AGAIN}")
         return Dataset(Path(directory), meta)
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"{str(path)!r} está dañado: borre esa carpeta y prepare los datos de nuevo con --prepare"
-                        ) from problem
+        raise UserError(f"{str(path)!r} está dañado: {AGAIN}") from problem
 
 
-def prepared(data_dir):
-    """Every Dataset in `data_dir`."""
-    return [read(path.parent) for path in sorted(Path(data_dir).glob("*/dataset.json"))]
+def prepared(data_dir, note=None):
+    """Every Dataset in `data_dir`. One that cannot be read is told to `note` and left out; without it, since it might
+    be the one that is meant, it raises UserError."""
+    found = []
+    for path in sorted(Path(data_dir).glob("[!.]*/dataset.json")):
+        try:
+            found.append(read(path.parent))
+        except UserError as problem:
+            if note is None:
+                raise
+            note(f"Aviso: {problem}.")
+    return found
 
 
 def latest(data_dir):
@@ -123,7 +137,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
 
     max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation. threads: all
     cores by default.
-    Raises UserError for bad input; the folder of an earlier preparation is then untouched.
+    Raises UserError for bad input; the folder of an earlier preparation is then untouched. What it returns has been
+    read through; an earlier preparation that is damaged is made anew.
     """
     if corpus.source["kind"] == "hub":
         max_tokens = max_tokens or corpora.HUB_DEFAULT_TOKENS
@@ -131,37 +146,49 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     options = {"vocab_size": vocab_size if tokenizer is None else tokenizer.vocab_size, "max_tokens": max_tokens,
                "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
     final = Path(data_dir) / corpus.name
-    existing = read(final)
-    if existing and existing.meta["options"] == options and same_text(existing, corpus):
+    existing = _intact(final, options, corpus, note)
+    if existing:
         return existing
     require_writable_directory(data_dir, "--data-dir")
-    partial = partial_folder(data_dir, corpus.name)
-    _remove_abandoned(data_dir)
+    remove_abandoned(data_dir)
     started = time.monotonic()
     try:
-        partial.mkdir(parents=True)
-        if tokenizer is None:
-            note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
-            tokenizer = tokenizers.train(_sample(corpus), vocab_size, note)
-        if not tokenizer.lossless:
-            note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o normaliza).")
-        meta = _encode(corpus, partial, tokenizer, validation_threshold(corpus, val_fraction), max_tokens,
-                       threads, note)
-        meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": time.time(), "command": sys.argv,
-                 "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
-        if corpus.changed():
-            raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
-                            "nadie escriba en él")
-        write_json(partial / "dataset.json", meta)
-        put_in_place(partial, final)
+        with building(final) as partial:
+            if tokenizer is None:
+                note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
+                tokenizer = tokenizers.train(_sample(corpus), vocab_size, note)
+            if not tokenizer.lossless:
+                note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o "
+                     "normaliza).")
+            meta = _encode(corpus, partial, tokenizer, validation_threshold(corpus, val_fraction), max_tokens,
+                           threads, note)
+            meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": time.time(), "command": sys.argv,
+                     "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
+            if corpus.changed():
+                raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
+                                "nadie escriba en él")
+            write_json(partial / "dataset.json", meta)
+            put_in_place(partial, final)
     except OSError as problem:
         raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)})"
                         ) from problem
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     dataset = read(final)
+    dataset.verify()
     _summarise(dataset, time.monotonic() - started, note)
     return dataset
+
+
+def _intact(final, options, corpus, note):
+    """The Dataset in `final` if it was made from this corpus with these options and is as it was then, or None."""
+    try:
+        existing = read(final)
+        if existing is None or existing.meta["options"] != options or not same_text(existing, corpus):
+            return None
+        existing.verify()
+        return existing
+    except UserError as problem:
+        note(f"Aviso: {problem}. Se preparan de nuevo.")
+        return None
 
 
 def same_text(existing, corpus):
@@ -172,30 +199,9 @@ def same_text(existing, corpus):
     if digest is None or digest != corpus.digest():
         return False
     existing.meta["source"] = corpus.source
-    write_json(existing.directory / "dataset.json", existing.meta)  # so that the next run need not read them
+    with contextlib.suppress(OSError):  # so that the next run need not read them; where nobody may write it will
+        write_json(existing.directory / "dataset.json", existing.meta)
     return True
-
-
-def _remove_abandoned(data_dir):
-    for partial in Path(data_dir).glob(f".*{PARTIAL_SUFFIX}"):
-        pid = partial.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
-        if pid.isdigit() and has_ended(pid):
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def partial_folder(data_dir, name):
-    """Where a folder is built before it takes its name; a later run removes it when this process is gone."""
-    return Path(data_dir) / f".{name}.{os.getpid()}{PARTIAL_SUFFIX}"
-
-
-def put_in_place(partial, final):
-    """Rename; an older folder of that name is moved out of the way first and removed last."""
-    old = partial_folder(final.parent, f"{final.name}.viejo")
-    if final.exists():
-        os.rename(final, old)
-    os.rename(partial, final)
-    sync_directory(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def document_share(document):

@@ -169,8 +169,10 @@ class Session:
             try:
                 result = work()
             except BaseException as problem:
+                if isinstance(problem, RuntimeError) and is_communication_error(problem):
+                    problem = self.peer_lost(problem)
                 self.store.set(key, json.dumps({"error": str(problem) or type(problem).__name__}))
-                raise
+                raise problem
             self.store.set(key, json.dumps({"result": result}))
             return result
         while not self._stored(key):

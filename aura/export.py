@@ -15,9 +15,8 @@ import torch
 import aura
 from aura import cli, pretrain
 from aura import tokenizer as tokenizers
-from aura.dataset import partial_folder, put_in_place
 from aura.errors import EXIT_OK, UserError
-from aura.files import explain, require_writable_directory, sync_directory, write_json
+from aura.files import building, explain, put_in_place, require_writable_directory, sync_directory, write_json
 from aura.models.gpt import GPT, GPTConfig
 
 FORMATS = ("hf",)
@@ -107,26 +106,22 @@ def write_folder(final, config, weights, tokenizer):
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    partial = partial_folder(final.parent, final.name)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        weights_path = partial / "model.safetensors"
-        save_file(hf_weights(weights), weights_path, metadata={"format": "pt"})
-        with open(weights_path, "rb+") as file:
-            os.fsync(file.fileno())
-        tokenizers.export_files(tokenizer, partial)
-        for name, content in hf_settings(config, weights, tokenizer).items():
-            write_json(partial / name, content)
-        shutil.copymode(partial / "config.json", weights_path)  # safetensors lets nobody else read what it writes
-        sync_directory(partial)
-        put_in_place(partial, final)
+        with building(final) as partial:
+            weights_path = partial / "model.safetensors"
+            save_file(hf_weights(weights), weights_path, metadata={"format": "pt"})
+            with open(weights_path, "rb+") as file:
+                os.fsync(file.fileno())
+            tokenizers.export_files(tokenizer, partial)
+            for name, content in hf_settings(config, weights, tokenizer).items():
+                write_json(partial / name, content)
+            shutil.copymode(partial / "config.json", weights_path)  # safetensors lets nobody else read what it writes
+            sync_directory(partial)
+            put_in_place(partial, final)
     except (OSError, SafetensorError) as problem:
         reason = explain(problem) if isinstance(problem, OSError) else str(problem)
         raise UserError(f"--to hf {str(final)!r}: no se puede guardar ({reason}); indique otra carpeta o haga sitio"
                         ) from problem
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return sorted(path.name for path in final.iterdir())
 
 

@@ -4,12 +4,15 @@ import contextlib
 import errno
 import json
 import os
+import secrets
+import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from aura.errors import UserError
 
+ATTEMPTS = 20  # to take a name that others take at the same time
 PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; never read, removed by the next writer
 
 
@@ -33,7 +36,9 @@ def atomic_write(path, mode="wb"):
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
+        # Of a file name that is no UTF-8 JSON gets the escapes by which Python knows its bytes again.
+        text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
+        with open(partial, mode, **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -63,13 +68,73 @@ def remove_partials(directory):
             partial.unlink(missing_ok=True)
 
 
-def has_ended(pid):
-    """Whether process `pid` is gone, or is a zombie that nobody has waited for (Linux; elsewhere True)."""
+def lock(path):
+    """Take the lock of the file or folder `path`: a descriptor, whose closing or the end of this process gives it up.
+
+    Raises BlockingIOError when another process has it, and OSError where there are no locks, as on NFS without a lock
+    server.
+    """
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        import fcntl
+    except ImportError:
+        raise OSError(errno.ENOLCK, "no locks") from None
+    how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT  # NFS locks what may be written
+    descriptor = os.open(path, how, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def building(final):
+    """A new folder beside `final` to make it in (see put_in_place), removed at the end where it is still there. As long
+    as it is locked nobody takes it for abandoned, on whatever machine or in whatever container."""
+    final = Path(final)
+    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    partial.mkdir()
+    descriptor = None
+    with contextlib.suppress(OSError):
+        descriptor = lock(partial)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def put_in_place(partial, final):
+    """Rename a whole folder; an older one of that name is moved out of the way first and removed last."""
+    final = Path(final)
+    for _ in range(ATTEMPTS):
+        old = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(final, old)
+        try:
+            os.rename(partial, final)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(old, final)
+                raise
+        shutil.rmtree(old, ignore_errors=True)
+        if not partial.exists():  # else another process has put its own there in between
+            sync_directory(final.parent)
+            return
+    raise OSError(errno.EBUSY, "otros procesos escriben en la misma carpeta", str(final))
+
+
+def remove_abandoned(directory):
+    """Remove the folders that killed processes were building in `directory`. Where there are no locks they stay."""
+    for partial in Path(directory).glob(f".*{PARTIAL_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if partial.is_dir():
+                descriptor = lock(partial)
+                shutil.rmtree(partial, ignore_errors=True)
+                os.close(descriptor)
 
 
 def set_aside(paths, into):
@@ -93,18 +158,12 @@ def hold(directory, flag):
     Raises UserError naming `flag` when another process has it. A file system or a Windows without locks has none.
     """
     try:
-        import fcntl
-    except ImportError:
-        return
-    descriptor = os.open(Path(directory) / ".en-uso", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(Path(directory, ".en-uso"))
     except BlockingIOError:
-        os.close(descriptor)
         raise UserError(f"otra ejecución está usando {str(directory)!r}: espere a que termine, deténgala, o indique "
                         f"otra carpeta con {flag}") from None
     except OSError:  # NFS without a lock server
-        os.close(descriptor)
+        return
 
 
 def require_writable_directory(directory, flag):

@@ -32,7 +32,10 @@ class HuggingFaceTokenizer:
 
     def __init__(self, model):
         self.model = bytes(model)
-        self._document = json.loads(self.model)
+        try:
+            self._document = json.loads(self.model)
+        except (ValueError, RecursionError) as problem:
+            raise UserError("el tokenizer.json está dañado: no es JSON válido; indique otro tokenizador") from problem
         try:
             import tokenizers
         except ImportError as problem:

@@ -20,8 +20,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from aura import console
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
-from aura.signals import ORDERLY
+from aura.signals import ORDERLY, ignored
 
 LISTENED = "AURA_LAUNCHER"  # set for processes whose standard error this launcher reads
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
@@ -132,8 +133,10 @@ class Launch:
 
     def run(self, command, variables):
         """Run torchrun until nothing of it is left; returns the exit code of the script."""
+        console.outlive()
         for number in ORDERLY:
-            signal.signal(number, self.pass_on)
+            if not ignored(number):
+                signal.signal(number, self.pass_on)
         self.torchrun = subprocess.Popen(command, env={**os.environ, **variables, LISTENED: "1"},
                                          stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=die_with_parent(signal.SIGTERM, os.getpid()))

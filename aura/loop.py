@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from aura import backend, sharding
+from aura import backend, console, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
@@ -98,6 +98,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     clock = clock or Clock(dist)
     sharding.time_exchanges(module, clock)
     clock.begin(progress.step, policy.max_steps)
+    console.outlive()
 
     def state():
         return state_of(module, optimizer, precision, loader, policy, progress, average, sync)

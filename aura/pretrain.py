@@ -31,6 +31,7 @@ from aura import (
     sync,
     tokens,
 )
+from aura import tokenizer as tokenizers
 from aura.checkpoint import Checkpointer, choose, collect, cpu_copy, peek, save_file, state_bytes
 from aura.ema import Average
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, TrainingFault, UserError
@@ -114,12 +115,10 @@ def _find_or_prepare(args, dist):
         name = corpus.SAMPLE_NAME
         dist.print("Datos: la muestra incluida. Para usar un corpus de verdad: --dataset-name wikipedia, o la ruta de "
                    "un .txt o .jsonl.")
-    prepared = dataset.prepare(
+    return dataset.prepare(
         corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
         tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, note=dist.print)
-    prepared.verify()
-    return prepared
 
 
 def recorded(args, note=print):
@@ -169,7 +168,7 @@ def recorded_data(args, state, note):
     Raises UserError when the arguments name another corpus or tokenizer.
     """
     known = state["dataset"]["sha256"]
-    data = next((data for data in dataset.prepared(args.data_dir) if data.sha256 == known), None)
+    data = next((data for data in dataset.prepared(args.data_dir, note) if data.sha256 == known), None)
     if data is None:
         note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de "
              "nuevo.")
@@ -197,6 +196,7 @@ def make_loaders(args, dist, data):
         return loader, None
 
     def validation():
+        data.require_same()  # its files are opened anew each time
         return tokens.evaluation_batches(
             data.shards("val"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, rank=dist.rank,
             world_size=dist.world_size, device=dist.device, limit=args.eval_windows or None)
@@ -358,7 +358,8 @@ def _require_same(state, checkpointer):
                      if theirs.get(key) != value and key != "dropout"]
         if differing:
             raise UserError(f"{checkpointer.last} es de otro modelo: {', '.join(differing)}; {way_out}")
-        if not torch.equal(state["tokenizer"], checkpointer.constants["tokenizer"]):
+        theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, checkpointer.constants))
+        if not tokenizers.same_pieces(theirs, ours):
             raise UserError(f"{checkpointer.last} se entrenó con otro tokenizador; {way_out}")
     except KeyError as problem:
         raise UserError(f"{checkpointer.last} no es un punto de control de este proyecto (le falta {problem})"
@@ -515,7 +516,6 @@ def save_output(args, weights, config, data, tokenizer, progress, description=No
 
 def read_output(path):
     """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
-    from aura import tokenizer as tokenizers
     from aura.checkpoint import read
 
     path = Path(path)

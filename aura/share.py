@@ -2,17 +2,17 @@
 
 import hashlib
 import os
-import shutil
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as c10d
 
 from aura import tokens
-from aura.dataset import Dataset, partial_folder, put_in_place, read
+from aura.dataset import Dataset, read
 from aura.errors import UserError
-from aura.files import explain, require_writable_directory, write_json
+from aura.files import building, explain, put_in_place, remove_abandoned, require_writable_directory, write_json
 
 SEND_BYTES = 32 << 20
 
@@ -31,9 +31,10 @@ def share_out(dist, dataset, data_dir):
     if needy:
         names = ", ".join(map(str, needy))
         dist.print(f"Los rangos {names} no tienen los datos: se envían {_size(meta) / 1e6:.1f} MB desde el rango 0.")
-        group = c10d.new_group([0, *needy], backend="gloo")
-        if dist.main or dist.rank in needy:
+        group = c10d.new_group([0, *needy], backend="gloo", timeout=timedelta(seconds=dist.timeout))
+        if dist.rank in needy:
             _transfer(dist, meta, dataset, data_dir, group)
+        dist.run_on_main(lambda: _transfer(dist, meta, dataset, data_dir, group))  # the rest wait as long as it takes
         dist.barrier()
     local = read(Path(data_dir) / meta["name"])
     if local is None or local.sha256 != meta["sha256"]:
@@ -67,28 +68,32 @@ def _size(meta):
 
 
 def _transfer(dist, meta, dataset, data_dir, group):
-    target = partial_folder(data_dir, meta["name"])
-    sender = Dataset(dataset.directory if dist.main else target, meta)
-    if not dist.main:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
+    if dist.main:
+        for name, sha256 in dataset.files():
+            _require_whole(dist, name, sha256, _send_file(dataset.directory / name, group, _skipped(name)))
+        return
+    final = Path(data_dir) / meta["name"]
     try:
-        for name, sha256 in sender.files():
-            skip = tokens.HEADER_BYTES if name.endswith(".bin") else 0  # a shard's hash is that of its tokens
-            got = (_send_file(sender.directory / name, group, skip) if dist.main
-                   else _receive_file(target / name, group, skip))
-            if got != sha256:
-                raise UserError(f"[rango {dist.rank}] {name}: el contenido no coincide con su sha256; "
-                                "prepare los datos de nuevo con --prepare")
-        if not dist.main:
+        remove_abandoned(data_dir)
+        with building(final) as target:
+            for name, sha256 in Dataset(target, meta).files():
+                _require_whole(dist, name, sha256, _receive_file(target / name, group, _skipped(name)))
             write_json(target / "dataset.json", meta)
-            put_in_place(target, Path(data_dir) / meta["name"])
+            put_in_place(target, final)
     except OSError as problem:
         raise UserError(f"[rango {dist.rank}] {str(data_dir)!r}: no se pueden guardar los datos recibidos "
                         f"({explain(problem)})") from problem
-    finally:
-        if not dist.main:
-            shutil.rmtree(target, ignore_errors=True)
+
+
+def _skipped(name):
+    """Bytes that a file's hash leaves out: a shard's is that of its tokens."""
+    return tokens.HEADER_BYTES if name.endswith(".bin") else 0
+
+
+def _require_whole(dist, name, sha256, got):
+    if got != sha256:
+        raise UserError(f"[rango {dist.rank}] {name}: el contenido no coincide con su sha256; prepare los datos de "
+                        "nuevo con --prepare")
 
 
 def _send_file(path, group, skip):

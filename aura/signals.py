@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGUSR1 ask for an orderly stop; a second Ctrl+C leaves at once.
+"""SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly stop; a second Ctrl+C leaves at once.
 
 A thread listens for that second one, because Python runs its handlers only when the main thread is back from C++: a
 process that waits for a machine that is gone would never hear it.
@@ -13,7 +13,7 @@ import time
 
 from aura.errors import EXIT_SIGNAL_BASE
 
-ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 
@@ -39,6 +39,11 @@ class StopRequest:
             first = first or time.monotonic()
 
 
+def ignored(number):
+    """Whether a signal is SIGHUP under nohup, which is to end nothing."""
+    return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
+
+
 @contextlib.contextmanager
 def orderly_stop():
     """Yield a StopRequest that the signals set; the handlers of before are put back at the end. Once a stop was asked
@@ -52,7 +57,7 @@ def orderly_stop():
         return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    before = {number: signal.signal(number, request.handle) for number in ORDERLY}
+    before = {number: signal.signal(number, request.handle) for number in ORDERLY if not ignored(number)}
     before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     listener = threading.Thread(target=request.leave_on_second_interrupt, args=(reader,), daemon=True)
     listener.start()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aura.corpus import HUB_NAME, SAMPLE_NAME
+from aura.corpus import HUB_NAME, SAMPLE_NAME, path_called
 from aura.errors import UserError
 from aura.files import explain
 
@@ -88,14 +88,18 @@ def open_data(name, flag="--dataset"):
     training examples without an answer that can be found are left out, as `split` does otherwise. Raises UserError for
     what cannot be read and where no question is left.
     """
-    path = Path(name).expanduser()
+    path = path_called(name, f"{flag} {name!r}")
     on_hub = None if path.parent.is_dir() else HUB_NAME.fullmatch(name)  # a slip in a path must not wait for the Hub
     if name == SAMPLE_NAME:
         train, problems = read(SAMPLE)
         return train, None, problems
     problems = Problems()
     if path.is_dir():
-        files = [_only(path, "train*.json"), _only(path, "dev*.json", "val*.json")]
+        try:
+            files = [_only(path, "train*.json"), _only(path, "dev*.json", "val*.json")]
+        except OSError as problem:
+            raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
+                            "permisos") from problem
         if files[0] is None:
             raise UserError(f"{flag} {name!r}: la carpeta no contiene ningún train*.json con las preguntas")
         parts = [file and _examples(_from_file(file, problems), problems, file) for file in files]
@@ -155,7 +159,8 @@ def _trainable(examples, source="los datos"):
 
 def _only(folder, *patterns):
     """The one file of `folder` with such a name, None where there is none."""
-    found = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    found = sorted(file for file in folder.iterdir()  # glob would pass over a folder that may not be read
+                   if any(map(file.match, patterns)) and file.is_file())
     if len(found) > 1:
         raise UserError(f"la carpeta {str(folder)!r} tiene más de un {patterns[0]}: deje solo uno de "
                         f"{', '.join(file.name for file in found)}")

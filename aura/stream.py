@@ -29,7 +29,7 @@ from aura import dataset
 from aura import tokenizer as tokenizers
 from aura.corpus import Corpus
 from aura.errors import UserError
-from aura.files import require_writable_directory, write_bytes
+from aura.files import explain, require_writable_directory, write_bytes
 from aura.tokens import permute
 
 CLOSE_SECONDS = 5  # a thread that waits for the network is left behind after this long: it ends with the process
@@ -66,22 +66,27 @@ class Streamed:
 
 
 def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None):
-    """The Streamed `corpus`, on all ranks together, with the tokenizer of `tokenizer_path`, else that of an earlier run
-    in data_dir/NAME.tokenizer.model, else one trained on the first documents and kept there.
+    """The Streamed `corpus`, on all ranks together, with the tokenizer of `tokenizer_path`, else the one that an
+    earlier run with this source and vocabulary kept in data_dir, else one trained on the first documents and kept
+    there.
 
     Raises UserError for what cannot be read or written.
     """
     found = {}
 
     def on_main():
-        kept = Path(data_dir) / f"{corpus.name}.tokenizer.model"
-        if tokenizer_path or kept.is_file():
-            tokenizer = tokenizers.load(tokenizer_path or kept)
-        else:
-            require_writable_directory(data_dir, "--data-dir")
-            dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")
-            tokenizer = tokenizers.train(corpus.documents(), vocab_size, dist.print)
-            write_bytes(kept, tokenizer.model)
+        kept = Path(data_dir) / f"{corpus.name}.{vocab_size}.{corpus.fingerprint()[:12]}.tokenizer.model"
+        try:
+            if tokenizer_path or kept.is_file():
+                tokenizer = tokenizers.load(tokenizer_path or kept)
+            else:
+                require_writable_directory(data_dir, "--data-dir")
+                dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")
+                tokenizer = tokenizers.train(corpus.documents(), vocab_size, dist.print)
+                write_bytes(kept, tokenizer.model)
+        except OSError as problem:
+            raise UserError(f"{str(kept)!r}: no se puede guardar ahí el tokenizador ({explain(problem)}); indique otra "
+                            "carpeta con --data-dir") from problem
         found["model"] = torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8)
         return dataset.validation_threshold(corpus, val_fraction)
 
@@ -209,7 +214,7 @@ class StreamLoader:
         self._known = [position or before for position, before in zip(told, self._known, strict=True)]
         share = self._share
         return {"seed": share.seed, "seq_len": share.seq_len, "shuffle_windows": share.shuffle_windows,
-                "ranks": self._known}
+                "val_fraction": float(share.val_fraction), "ranks": self._known}
 
     def load_state_dict(self, state: dict) -> None:
         """Go to a saved position. Rank 0 prints what is not exact about it.
@@ -219,6 +224,11 @@ class StreamLoader:
         """
         self.close()
         self._share = replace(self._share, seed=state["seed"])
+        held_out_before = state.get("val_fraction", self._share.val_fraction)  # older states do not tell
+        if self._share.val_fraction > held_out_before:
+            self._dist.print(f"Aviso: la validación era el {100 * held_out_before:g} % de los documentos y ahora es el "
+                             f"{100 * self._share.val_fraction:g} %: puede incluir documentos con los que ya se ha "
+                             "entrenado, y su pérdida parecerá mejor de lo que es.")
         delivered = [rank["delivered"] for rank in state["ranks"]]
         places = [_Place(**{key: value for key, value in rank.items() if key != "delivered"})
                   for rank in state["ranks"]]

@@ -44,8 +44,9 @@ class Tokenizer:
     def __init__(self, model):
         self.model = bytes(model)
         try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        except (RuntimeError, TypeError) as problem:
+            self._processor = sentencepiece.SentencePieceProcessor()
+            self._processor.load_from_serialized_proto(self.model)  # the constructor takes b"" for no model at all
+        except RuntimeError as problem:
             raise UserError("no es un modelo de SentencePiece válido; indique otro tokenizador") from problem
         self.vocab_size = self._processor.get_piece_size()
         self.eos_id = self._processor.eos_id()
@@ -55,7 +56,7 @@ class Tokenizer:
         self._verbatim = _keeps_every_character(self._proto())
 
     def _proto(self):
-        return sentencepiece_model_pb2.ModelProto.FromString(self.model)
+        return _parsed(self.model)
 
     @property
     def lossless(self):
@@ -173,7 +174,7 @@ def load(name_or_path, flag="--tokenizer"):
         return from_bytes(hf_tokenizer.complete(model, config) if model[:1] == b"{" else _with_controls(model))
     except UserError as problem:
         raise UserError(f"{named}: {problem}") from problem
-    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
         raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json") from problem
 
 
@@ -275,16 +276,38 @@ def _unescape(run):
     return text if in_bytes else text.replace(SPACE, " ")
 
 
+def same_pieces(a, b):
+    """Whether two tokenizers (bytes of either kind) are the same, whatever the cores of the machines that trained them:
+    SentencePiece writes their number into a model, and ours kept it once."""
+    if a == b:
+        return True
+    try:
+        return _without_threads(a) == _without_threads(b)
+    except ValueError:
+        return False
+
+
+def _without_threads(model):
+    """The bytes of a ModelProto that does not tell the cores it was trained on. Raises ValueError for what is none."""
+    proto = _parsed(model)
+    proto.trainer_spec.ClearField("num_threads")
+    return proto.SerializeToString()
+
+
+def _parsed(model):
+    """The ModelProto of these bytes. Raises ValueError for what is none."""
+    try:
+        return sentencepiece_model_pb2.ModelProto.FromString(model)
+    except Exception as problem:  # protobuf's DecodeError has no stable import path across its versions
+        raise ValueError("not a ModelProto") from problem
+
+
 def _with_controls(model):
     """The bytes of a ModelProto with the control pieces that it lacks added at the end, so that no existing id changes.
 
     Raises ValueError for what is no model.
     """
-    proto = sentencepiece_model_pb2.ModelProto()
-    try:
-        proto.ParseFromString(model)
-    except Exception as problem:  # protobuf's DecodeError has no stable import path across its versions
-        raise ValueError("not a ModelProto") from problem
+    proto = _parsed(model)
     names = {piece.piece for piece in proto.pieces}
     for name, role in CONTROLS:
         wanted = getattr(proto.trainer_spec, f"{role}_piece") or name
@@ -301,7 +324,7 @@ def train(texts, vocab_size, note=print):
 
     At most SAMPLE_BYTES of text are used. Where the text cannot carry `vocab_size` pieces, as many as it can, with a
     note. Source of the method: Kudo and Richardson 2018, "SentencePiece". Raises UserError for an empty text or a
-    vocabulary too small for the alphabet. Returns a Tokenizer.
+    vocabulary too small for the alphabet. Returns a Tokenizer, the same one from the same texts on every machine.
     """
     lines = _bounded_lines(texts)
     if not lines:
@@ -340,4 +363,4 @@ def _train(lines, vocab_size):
         normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False,
         character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=os.cpu_count() or 1,
         minloglevel=2, pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>", eos_piece="</s>")
-    return model.getvalue()
+    return _without_threads(model.getvalue())

@@ -11,6 +11,7 @@ where the extension cannot be loaded. Which windows are read, and when, is decid
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -309,6 +310,7 @@ class _NumpyReader:
             np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(tokens,)) if tokens else np.empty(0, dtype)
             for path, tokens in zip(stream.paths, stream.tokens, strict=True)
         ]
+        self._opened = [os.stat(path) for path in stream.paths]
         self._starts = [0, *accumulate(stream.tokens)]
         self._jobs: dict[int, np.ndarray | tuple] = {}
 
@@ -328,12 +330,20 @@ class _NumpyReader:
                 return fault
         return None
 
+    def _shrunk(self, shard: int) -> bool:
+        """Not by another file that has taken its name since: this one is then as it was."""
+        with contextlib.suppress(FileNotFoundError):
+            now = os.stat(self._stream.paths[shard])
+            return (os.path.samestat(now, self._opened[shard])
+                    and now.st_size < HEADER_BYTES + self._maps[shard].nbytes)
+        return False
+
     def _copy_window(self, window: int, row: np.ndarray) -> tuple | None:
         at, filled = window * self._stream.seq_len, 0
         shard = bisect_right(self._starts, at) - 1
         while filled < row.size:
             position = at + filled - self._starts[shard]
-            if os.path.getsize(self._stream.paths[shard]) < HEADER_BYTES + self._maps[shard].nbytes:
+            if self._shrunk(shard):
                 return "shrunk", shard, position, 0
             part = self._maps[shard][position : position + row.size - filled]
             if part.max(initial=0) >= self._stream.vocab_size:
@@ -358,7 +368,7 @@ def _open_reader(stream: _Stream, buffers: list[torch.Tensor]):
         if module is None:
             return _NumpyReader(stream, buffers)
         return module.WindowReader(
-            files=list(zip(stream.paths, stream.tokens, strict=True)),
+            files=list(zip(map(os.fsencode, stream.paths), stream.tokens, strict=True)),
             addresses=[buffer.data_ptr() for buffer in buffers],
             header_bytes=HEADER_BYTES,
             seq_len=stream.seq_len,

@@ -16,10 +16,10 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
+from aura.corpus import path_called
 from aura.errors import UserError
 from aura.files import explain
 
@@ -169,10 +169,10 @@ def load(path, lowercase=None):
     lowercase: None to find out: from the configuration, or else a vocabulary without capitals is an uncased one.
     Raises UserError naming the file and what is wrong with it.
     """
-    path = Path(path).expanduser()
+    path = path_called(path, repr(str(path)))
     file = path / "vocab.txt" if path.is_dir() else path
+    vocab = _read_vocab(file)  # says best why a folder cannot be entered
     config = _read_config(file.with_name("tokenizer_config.json"))
-    vocab = _read_vocab(file)
     lowercase = config.get("do_lower_case") if lowercase is None else lowercase
     if lowercase is None:
         lowercase = all(piece == piece.lower() for piece in vocab if not piece.startswith("["))

@@ -147,6 +147,8 @@ class Mapping {
     if (file < 0) throw std::system_error(errno, std::generic_category(), path_);
     struct stat info = {};
     const bool whole = fstat(file, &info) == 0 && static_cast<uint64_t>(info.st_size) >= bytes_;
+    device_ = info.st_dev;
+    inode_ = info.st_ino;
     void* base = whole ? mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
     const int error = whole ? errno : EIO;
     ::close(file);  // the mapping stays; thousands of shards would exhaust the descriptors
@@ -155,7 +157,9 @@ class Mapping {
     // Windows are read in random order: the kernel's own read-ahead would fetch 32 pages to use one or two.
     madvise(base_, bytes_, MADV_RANDOM);
   }
-  Mapping(Mapping&& other) noexcept : path_(std::move(other.path_)), base_(other.base_), bytes_(other.bytes_) {
+  Mapping(Mapping&& other) noexcept
+      : path_(std::move(other.path_)), base_(other.base_), bytes_(other.bytes_), device_(other.device_),
+        inode_(other.inode_) {
     other.base_ = nullptr;
   }
   ~Mapping() {
@@ -165,15 +169,19 @@ class Mapping {
   uint64_t bytes() const { return bytes_; }
 
   // SIGBUS tells of whole missing pages; the rest of the last page reads as zeros, so the size is looked at as well.
+  // Another file may have taken the name since; this one is then as it was.
   bool shrunk() const {
     struct stat info = {};
-    return stat(path_.c_str(), &info) == 0 && static_cast<uint64_t>(info.st_size) < bytes_;
+    return stat(path_.c_str(), &info) == 0 && info.st_dev == device_ && info.st_ino == inode_ &&
+           static_cast<uint64_t>(info.st_size) < bytes_;
   }
 
  private:
   std::string path_;
   char* base_ = nullptr;
   uint64_t bytes_ = 0;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
 };
 
 struct Job {

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -94,7 +96,39 @@ def test_more_than_one_percent_of_damage_is_an_error(tmp_path):
         documents(write(tmp_path / "d.jsonl", "\n".join(lines)))
 
 
-@pytest.mark.parametrize("record", ['{"texto": "x"}', '{"text": 7}', '[1]', '{"text": "\\ud800"}', "null"])
+@pytest.mark.parametrize("ending", [b"\xff hola \xc3", b"\xff\xc3", b"{roto \xff", b'{"text": "a"}\xc3'])
+@pytest.mark.parametrize("name", ["d.txt", "d.jsonl"])
+def test_a_line_that_is_bad_in_more_than_one_way_is_one(tmp_path, name, ending):
+    found = corpus.open_corpus(str(write(tmp_path / name, b'{"text": "bueno"}\n' * 300 + ending)))
+    assert list(found.documents()) and (found.damage.bad, found.damage.lines) == (1, 301)
+
+
+def test_a_text_in_another_encoding_is_an_error_before_much_of_it_is_read(tmp_path):
+    line = "El ñandú corrió por la pampa húmeda.\n"
+    write(tmp_path / "a.txt", line * 20)
+    write(tmp_path / "b.txt", (line * 50_000).encode("latin-1"))
+    found = corpus.open_corpus(str(tmp_path))
+    reading = found.documents()
+    assert next(reading) == (line * 20).rstrip("\n")
+    with pytest.raises(UserError, match=r"de \d\d líneas leídas están dañadas .*b\.txt, línea 1: no es UTF-8"):
+        next(reading)
+
+
+def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
+    path = write(tmp_path / "d.jsonl", '{"texto": "x"}\n' * 50_000)
+    with pytest.raises(UserError, match="de 1. líneas leídas están dañadas .*falta la clave «text»"):
+        next(corpus.open_corpus(str(path)).documents())
+
+
+@pytest.mark.parametrize("clump", [range(400, 460), range(0, 20_000, 105), range(9)])
+def test_little_damage_is_accepted_wherever_it_lies(tmp_path, clump):
+    lines = [b"\xff" if number in clump else b"linea buena" for number in range(20_000)]
+    found = corpus.open_corpus(str(write(tmp_path / "d.txt", b"\n".join(lines))))
+    assert list(found.documents()) and found.damage.bad == len(clump)
+
+
+@pytest.mark.parametrize("record", [
+    '{"text": "x", "n": ' + "9" * 5000 + "}", '{"texto": "x"}', '{"text": 7}', '[1]', '{"text": "\\ud800"}', "null"])
 def test_records_without_a_text_are_damage(tmp_path, record):
     lines = [json.dumps({"text": "bueno"})] * 300 + [record]
     found = corpus.open_corpus(str(write(tmp_path / "d.jsonl", "\n".join(lines))))
@@ -116,6 +150,43 @@ def test_what_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "vacía").mkdir()
     with pytest.raises(UserError, match="no contiene"):
         corpus.open_corpus(str(tmp_path / "vacía"))
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".txt", "~no-hay-tal-usuario/libro.txt"])
+def test_a_path_that_cannot_be_looked_at_is_named(name):
+    with pytest.raises(UserError, match=f"--dataset '{name}': (no se puede leer .el nombre es dem|no hay un usuario)"):
+        corpus.open_corpus(name, flag="--dataset")
+
+
+def test_a_path_inside_a_closed_folder_is_named(tmp_path, monkeypatch):
+    def denied(self, **_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(UserError, match=r"libro\.txt': no se puede leer .permiso denegado."):
+        corpus.open_corpus(str(tmp_path / "libro.txt"))
+
+
+def test_no_text_of_a_folder_is_passed_over(tmp_path, monkeypatch):
+    """Of one that may not be read, or of a link to where nothing is; what is hidden is not looked at."""
+    for name in ("abierta", "cerrada", ".oculta"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "abierta" / "d.txt", "hola")
+    real = os.scandir
+
+    def denied(folder):
+        if Path(folder).name in ("cerrada", ".oculta"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UserError, match="no se puede leer '.*cerrada' .permiso denegado."):
+        corpus.open_corpus(str(tmp_path))
+    (tmp_path / "cerrada").rmdir()
+    assert documents(tmp_path) == ["hola"]
+    (tmp_path / "z.txt").symlink_to("nada.txt")
+    with pytest.raises(UserError, match=r"no se puede leer '.*z\.txt' .no existe."):
+        corpus.open_corpus(str(tmp_path))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -152,3 +153,61 @@ def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monke
     with pytest.raises(UserError, match="ha cambiado mientras"):
         prepare(book, tmp_path / "Data")
     assert dataset.prepared(tmp_path / "Data") == []
+
+
+def test_a_damaged_preparation_is_made_anew(book, tmp_path):
+    said = []
+    first = prepare(book, tmp_path / "Data")
+    good = first.shards("train")[0].read_bytes()
+    for name, content in ((first.shards("train")[0].name, good[:-1] + bytes([good[-1] ^ 1])), ("dataset.json", b"{")):
+        (first.directory / name).write_bytes(content)
+        assert prepare(book, tmp_path / "Data", note=said.append).sha256 == first.sha256
+        assert any(name in text and "Se preparan de nuevo" in text for text in said)
+    assert first.shards("train")[0].read_bytes() == good
+
+
+def test_a_copy_of_the_text_needs_no_right_to_write(book, tmp_path, monkeypatch):
+    first = prepare(book, tmp_path / "Data")
+    os.utime(book, (1, 1))
+
+    def full(*_):
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(dataset, "write_json", full)
+    assert prepare(book, tmp_path / "Data").meta["prepared_at"] == first.meta["prepared_at"]
+
+
+def test_a_name_that_is_no_utf8_is_prepared_and_found_again(tmp_path):
+    folder = tmp_path / "libros"
+    folder.mkdir()
+    path = os.fsdecode(os.fsencode(folder) + b"/Gald\xf3s.txt")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(corpus_text(60))
+    first = prepare(folder, tmp_path / "Data")
+    assert prepare(folder, tmp_path / "Data").meta["prepared_at"] == first.meta["prepared_at"]
+    assert first.meta["source"] == json.loads((first.directory / "dataset.json").read_text())["source"]
+
+
+def test_what_is_left_of_a_removal_is_no_data_set(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    shutil.copytree(found.directory, tmp_path / "Data" / ".libro.1.parcial")
+    assert [each.directory for each in dataset.prepared(tmp_path / "Data")] == [found.directory]
+
+
+def test_others_are_found_beside_one_that_cannot_be_read(book, tmp_path):
+    found, said = prepare(book, tmp_path / "Data"), []
+    (tmp_path / "Data" / "otro").mkdir()
+    (tmp_path / "Data" / "otro" / "dataset.json").write_text('{"format": 99}')
+    assert [each.directory for each in dataset.prepared(tmp_path / "Data", said.append)] == [found.directory]
+    assert "de otra versión (99)" in said[0] and "--dataset-name" in said[0]
+    with pytest.raises(UserError, match="de otra versión"):
+        dataset.latest(tmp_path / "Data")
+
+
+def test_validation_never_reads_the_text_of_another_preparation(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    found.require_same()
+    book.write_text(corpus_text(70), encoding="utf-8")
+    prepare(book, tmp_path / "Data")
+    with pytest.raises(UserError, match="otra ejecución ha preparado ahí otros del mismo nombre"):
+        found.require_same()

@@ -52,8 +52,21 @@ def test_one_machine_by_default(here):
     for word in ("--nnodes=1", "--node-rank=0", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port=29500"):
         assert word in words
     assert words[words.index("work.py") + 1] == "--distributed"
-    forwarded = next(word for word in words if word.startswith("--signals-to-handle="))
-    assert {"SIGTERM", "SIGINT", "SIGUSR1"} <= set(forwarded.split("=")[1].split(","))
+    assert {"SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"} <= forwarded(words)
+
+
+def forwarded(words):
+    word = next(word for word in words if word.startswith("--signals-to-handle="))
+    return set(word.split("=")[1].split(","))
+
+
+def test_what_nohup_ignores_is_not_listened_to(here):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        words = composed(here, CUDA_VISIBLE_DEVICES="")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "SIGTERM" in forwarded(words) and "SIGHUP" not in forwarded(words)
 
 
 def test_several_machines_and_arguments_of_the_script(here):

@@ -5,10 +5,13 @@ import os
 import re
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as c10d
 
-from aura import backend, distributed
+from aura import backend, distributed, share
+from aura.dataset import Dataset
 from aura.errors import TrainingFault, UserError
 from tests.support import ROOT, free_port, ranks, run, run_ranks
 
@@ -179,6 +182,18 @@ def test_who_is_left_when_a_rank_has_said_why_it_failed():
     dist = distributed.Session(rank=1, world_size=3, store=store)
     assert str(dist.peer_lost(RuntimeError())) == "otro proceso se ha detenido: rango 0: mi disco está lleno"
     assert dist.gather_objects("uno") == [None, "uno", None]
+
+
+def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_path, monkeypatch):
+    """The last of three ranks, of which the second lacks them."""
+    meta, done = {"name": "libro", "sha256": "1", "splits": {}}, []
+    monkeypatch.setattr(c10d, "new_group", lambda ranks, **_: done.append(ranks))
+    monkeypatch.setattr(share, "_has_intact", lambda *_: True)
+    monkeypatch.setattr(share, "read", lambda folder: Dataset(folder, meta))
+    dist = SimpleNamespace(main=False, rank=2, timeout=9.0, print=lambda *_: None, broadcast_tree=lambda _: meta,
+                           gather_objects=lambda mine: [(True, "a"), (False, "b"), mine],
+                           run_on_main=lambda work: done.append("main"), barrier=lambda: done.append("barrier"))
+    assert share.share_out(dist, None, tmp_path).meta == meta and done == [[0, 1], "main", "barrier"]
 
 
 @pytest.mark.parametrize(("gone", "savers"), [

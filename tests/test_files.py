@@ -1,5 +1,7 @@
 """Files are whole or not there."""
 
+import os
+
 import pytest
 
 from aura import files
@@ -49,3 +51,39 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
         with pytest.raises(UserError, match="otra ejecución.*--output-dir"):
             files.hold(tmp_path, "--output-dir")
     files.hold(tmp_path, "--output-dir")
+
+
+def test_what_is_being_built_is_not_taken_for_abandoned(tmp_path):
+    (tmp_path / ".a.dead.parcial").mkdir()
+    with files.building(tmp_path / "a") as first, files.building(tmp_path / "a") as second:
+        assert first != second
+        files.remove_abandoned(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
+        (first / "x").write_text("1")
+        files.put_in_place(first, tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a" / "x").read_text() == "1"
+
+
+def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch):
+    rename, calls = os.rename, []
+    for name in ("a", ".mine.parcial"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".mine.parcial" / "x").write_text("mine")
+
+    def raced(source, target):
+        calls.append(target)
+        if len(calls) == 2:  # between the two of ours
+            (tmp_path / "a").mkdir()
+            (tmp_path / "a" / "x").write_text("theirs")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", raced)
+    files.put_in_place(tmp_path / ".mine.parcial", tmp_path / "a")
+    assert (tmp_path / "a" / "x").read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_name_that_cannot_be_taken_leaves_the_old_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(FileNotFoundError):
+        files.put_in_place(tmp_path / "missing", tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

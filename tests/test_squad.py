@@ -6,6 +6,7 @@ import json
 import random
 import re
 import string
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +141,26 @@ def test_a_folder_and_names_that_are_not(tmp_path):
         squad.open_data(str(tmp_path))
     with pytest.raises(UserError, match="--dataset '.*/nada.json': no existe; use muestra, squad, otro nombre del Hub"):
         squad.open_data(str(tmp_path / "nada.json"))
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("x" * 300 + ".json", "no se puede leer .el nombre es demasiado largo"),
+    ("~no-hay-tal-usuario/squad.json", "no hay un usuario con esa carpeta personal")])
+def test_a_path_that_cannot_be_looked_at_is_named(name, message):
+    with pytest.raises(UserError, match=f"--datos '{name}': {message}"):
+        squad.open_data(name, flag="--datos")
+
+
+@pytest.mark.parametrize("how", ["iterdir", "is_file"])
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, how):
+    write(tmp_path / "train-v1.1.json", document(question("a")))
+
+    def denied(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, how, denied)
+    with pytest.raises(UserError, match="--dataset '.*': no se puede leer '.*' .permiso denegado."):
+        squad.open_data(str(tmp_path))
 
 
 READ = """

@@ -343,6 +343,44 @@ def test_validation_documents_are_kept_out_of_training(folder, model, tokens_of,
     assert rows(found(documents=9)) == windows_of(tokens_of(few))
 
 
+def test_more_validation_than_before_is_told(folder, model, capsys):
+    with loader(folder, model, val_fraction=0.1) as streaming:
+        state = stored(streaming.state_dict())
+    for fraction, told in ((0.1, False), (0.05, False), (0.3, True)):
+        with loader(folder, model, val_fraction=fraction) as streaming:
+            streaming.load_state_dict(state)
+        assert ("era el 10 % de los documentos y ahora es el 30 %" in capsys.readouterr().out) == told
+    del state["val_fraction"]
+    with loader(folder, model, val_fraction=0.3) as streaming:
+        streaming.load_state_dict(state)  # of before it was kept
+    assert not capsys.readouterr().out
+
+
+def test_a_kept_tokenizer_is_that_of_this_text_and_vocabulary(tmp_path, monkeypatch):
+    def opened(text, vocab_size):
+        path = tmp_path / text / "libro.txt"
+        return stream.open_stream(corpus.open_corpus(str(path)), tmp_path / "Data", Session(), vocab_size=vocab_size)
+
+    for name, size in (("a", 10), ("b", 12)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "libro.txt").write_text(corpus_text(size))
+    asked = [("a", 330), ("a", 400), ("b", 330)]
+    made = [opened(*which) for which in asked]
+    assert [data.vocab_size for data in made] == [330, 400, 330]
+    assert made[0].tokenizer.sha256 != made[2].tokenizer.sha256
+    monkeypatch.setattr(tokenizer, "train", None)
+    assert [opened(*which).sha256 for which in asked] == [data.sha256 for data in made], "a resumed run finds its own"
+
+
+def test_a_tokenizer_that_cannot_be_kept_is_one_line(folder, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stream, "write_bytes", full)
+    with pytest.raises(UserError, match="no se puede guardar ahí el tokenizador .no queda espacio.*--data-dir"):
+        stream.open_stream(corpus.open_corpus(str(folder)), tmp_path / "Data", Session(), vocab_size=330)
+
+
 hub_extra = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
 
 

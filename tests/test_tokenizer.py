@@ -2,17 +2,19 @@
 
 import io
 import json
+import os
 import random
 import sys
 
 import numpy as np
 import pytest
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from aura import corpus, dataset
 from aura import tokenizer as tokenizers
 from aura.errors import UserError
-from aura.tokenizer import from_bytes, load, train
+from aura.tokenizer import from_bytes, load, same_pieces, train
 from tests.support import corpus_text
 
 
@@ -69,6 +71,28 @@ def test_token_bytes_add_up(tokenizer):
 
 def test_same_text_same_model(tokenizer):
     assert train([corpus_text()], 400).sha256 == tokenizer.sha256
+
+
+def with_threads(model, threads):
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.trainer_spec.num_threads = threads
+    return proto.SerializeToString()
+
+
+def test_same_text_same_model_on_another_number_of_cores(tokenizer, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert train([corpus_text()], 400).model == tokenizer.model
+    older = with_threads(tokenizer.model, 2)
+    assert older != tokenizer.model and same_pieces(older, tokenizer.model)
+    assert same_pieces(older, with_threads(tokenizer.model, 64))
+
+
+def test_other_pieces_are_told_apart(tokenizer, tmp_path):
+    others = [train([corpus_text()], 401).model, train([corpus_text(2)], 400).model, load(byte_level(tmp_path)).model]
+    for other in (*others, b"", b"{", b"nada"):
+        assert not same_pieces(tokenizer.model, other) and not same_pieces(other, tokenizer.model)
+        assert same_pieces(other, bytes(other))
+    assert not same_pieces(b"{", b"nada")
 
 
 def test_vocabulary_shrinks_with_a_note_where_the_text_is_small():
@@ -262,18 +286,26 @@ def test_what_is_not_a_tokenizer_is_named(tmp_path, monkeypatch):
     (tmp_path / "x.model").write_bytes(b"\x00nada")
     (tmp_path / "vacío.model").write_bytes(b"")
     (tmp_path / "roto.json").write_text("{")
+    (tmp_path / "hondo.json").write_text('{"a":' * 100_000)
     (tmp_path / "lista.json").write_text("[1]")
     (tmp_path / "ajeno.json").write_text('{"a": 1}')
     (tmp_path / "raro.json").write_text('{"model": {"type": "Nada", "vocab": {"a": 0}}}')
     (tmp_path / "vocabulario.json").write_text('{"model": {"type": "BPE", "vocab": 3}}')
     (tmp_path / "carpeta").mkdir()
-    names = ["x.model", "vacío.model", "roto.json", "lista.json", "ajeno.json", "raro.json", "vocabulario.json",
-             "falta.model", "falta.json", "carpeta", "una/ruta/falta"]
+    names = ["x.model", "vacío.model", "roto.json", "hondo.json", "lista.json", "ajeno.json", "raro.json",
+             "vocabulario.json", "falta.model", "falta.json", "carpeta", "una/ruta/falta"]
     for name in names:
         with pytest.raises(UserError) as caught:
             load(tmp_path / name, flag="--tokenizer-name-or-path")
         line = str(caught.value)
         assert name in line and line.startswith("--tokenizer-name-or-path ") and "\n" not in line, line
+
+
+@pytest.mark.parametrize("model", [b"", b"\x00nada", b'{"model": ', b'{"a": \xff}', b'{"a":' * 100_000])
+def test_damaged_bytes_are_one_line(model, capfd):
+    with pytest.raises(UserError, match="no es un modelo de SentencePiece válido|está dañado: no es JSON válido"):
+        from_bytes(model)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_unreadable_file_is_named(tmp_path, monkeypatch):

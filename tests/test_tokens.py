@@ -348,6 +348,17 @@ def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
                 loader.next()
 
 
+def test_a_file_that_takes_the_place_of_one_being_read_changes_nothing(tmp_path, reader):
+    paths, data, _ = write(tmp_path, 50_000)
+    with TokenLoader(paths, 10, 2, vocab_size=VOCAB) as loader, TokenLoader(paths, 10, 2, vocab_size=VOCAB) as other:
+        wanted = [other.next().clone() for _ in range(300)]
+        found = [loader.next().clone() for _ in range(100)]
+        smaller, _, _ = write(tmp_path / "new", 300)
+        os.replace(smaller[0], paths[0])
+        found += [loader.next().clone() for _ in range(200)]
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
 # ---- Evaluation -----------------------------------------------------------------------------------------------------
 
 

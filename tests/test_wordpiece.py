@@ -202,6 +202,24 @@ def test_load_refuses_damaged_vocabularies(tmp_path, content, message):
         wordpiece.load(write(tmp_path, content))
 
 
+@pytest.mark.parametrize(("name", "message"), [
+    ("x" * 300, "no se puede leer .el nombre es demasiado largo"),
+    ("~no-hay-tal-usuario/bert", "no hay un usuario con esa carpeta personal")])
+def test_load_refuses_what_cannot_be_looked_at(name, message):
+    with pytest.raises(UserError, match=f"'{name}': {message}"):
+        wordpiece.load(name)
+
+
+def test_load_refuses_a_closed_folder(tmp_path, monkeypatch):
+    def denied(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    for looking in ("read_bytes", "is_file"):
+        monkeypatch.setattr(Path, looking, denied)
+    with pytest.raises(UserError, match="vocab.txt': no se puede leer el vocabulario WordPiece .permiso denegado."):
+        wordpiece.load(write(tmp_path, SPECIAL))
+
+
 def test_load_refuses_what_is_not_there(tmp_path):
     with pytest.raises(UserError, match="vocab.txt': no se puede leer el vocabulario WordPiece .no existe."):
         wordpiece.load(tmp_path)
