@@ -126,7 +126,7 @@ def address_problem(name):
     way_out = "ponga la IP de la máquina 0"
     try:
         found = socket.getaddrinfo(name, None)[0][4][0]
-    except OSError:
+    except (OSError, UnicodeError):  # the latter of two dots side by side
         return f"--master-addr {name!r} no se resuelve en esta máquina: {way_out}"
     itself = found.startswith("127.") and name not in (found, "localhost")  # as Debian has it for its own name
     return f"--master-addr {name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None

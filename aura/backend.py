@@ -8,6 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as c10d
 
 from aura.errors import UserError
 
+ANSWER_SECONDS = 2.0  # for a port to be open
 NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
 
 
@@ -38,25 +40,63 @@ def choose_libuv():
         os.environ["USE_LIBUV"] = "0"
 
 
+def within(seconds, work):
+    """work(), which only asks the store; raises TimeoutError when that takes longer. A TCPStore whose server is stopped
+    answers never, whatever time-out it has, and then not to another question either."""
+    answer = []
+
+    def ask():
+        try:
+            answer.append((work(), None))
+        except Exception as problem:
+            answer.append((None, problem))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answer:
+        raise TimeoutError(f"sin respuesta en {seconds:g} s")
+    value, problem = answer[0]
+    if problem:
+        raise problem
+    return value
+
+
 def connect_store(place, timeout):
     """The TCPStore of the group: torchrun's own where there is one, else hosted by rank 0."""
     choose_libuv()
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     where = f"{place.master_addr}:{place.master_port}"
+
+    def connect():
+        return c10d.TCPStore(place.master_addr, place.master_port, is_master=place.rank == 0 and not hosted_by_agent,
+                             timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True,
+                             use_libuv=os.environ.get("USE_LIBUV", "1") != "0")
+
     try:
         with _quiet_stderr():
-            store = c10d.TCPStore(place.master_addr, place.master_port,
-                                  is_master=place.rank == 0 and not hosted_by_agent,
-                                  timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True,
-                                  use_libuv=os.environ.get("USE_LIBUV", "1") != "0")
-    except RuntimeError as problem:
+            store = within(timeout, connect)
+    except (RuntimeError, TimeoutError) as problem:
         if "EADDRINUSE" in str(problem) or "address already in use" in str(problem):
             raise UserError(f"el puerto {place.master_port} ya está en uso en esta máquina; elija otro con "
                             "--master-port (o MASTER_PORT) en todas") from problem
+        if _answers(place.master_addr, place.master_port):
+            raise UserError(f"lo que contesta en {where} no es el rango 0, o está parado (espera máxima {timeout:g} "
+                            "s): mire qué programa usa ese puerto en su máquina, o elija otro con --master-port (o "
+                            "MASTER_PORT) en todas") from problem
         raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s: compruebe que está en marcha, "
                         "que MASTER_ADDR es la dirección de su máquina y que el cortafuegos deja pasar ese puerto"
                         ) from problem
     return c10d.PrefixStore(attempt_prefix(), store)
+
+
+def _answers(host, port):
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((host, port), ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def attempt_prefix():

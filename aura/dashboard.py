@@ -276,17 +276,21 @@ class Table:
         old = self.path.read_bytes() if self.path.exists() else b""
         if not old:
             self._write(columns)
-        elif next(csv.reader(io.StringIO(old.decode("utf-8", "replace")))) != columns:
+        elif old.split(b"\n")[0].rstrip(b"\r") != _row(columns).encode().rstrip(b"\n"):
             raise UserError(f"--csv {str(self.path)!r}: ya existe con otras columnas; indique otro fichero")
         elif not old.endswith(b"\n"):  # a monitor that was killed left half a row
             with open(self.path, "ab") as file:
                 file.write(b"\n")
 
     def _write(self, cells):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow("" if cell is None else cell for cell in cells)
         with open(self.path, "a", encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())
+            file.write(_row(cells))
+
+
+def _row(cells):
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow("" if cell is None else cell for cell in cells)
+    return text.getvalue()
 
 
 # --- where it is shown -----------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,6 +23,7 @@ import torch.distributed as c10d
 
 from aura import backend as backends
 from aura import placement, sharding
+from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError
 
 POLL_SECONDS = 0.2
@@ -281,28 +281,6 @@ def _skeleton(tree):
     if isinstance(tree, list | tuple):
         return type(tree)(_skeleton(part) for part in tree)
     return tree
-
-
-def within(seconds, work):
-    """work(), which only asks the store; raises TimeoutError when that takes longer. A TCPStore whose server is stopped
-    answers never, whatever time-out it has, and then not to another question either."""
-    answer = []
-
-    def ask():
-        try:
-            answer.append((work(), None))
-        except Exception as problem:
-            answer.append((None, problem))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answer:
-        raise TimeoutError(f"sin respuesta en {seconds:g} s")
-    value, problem = answer[0]
-    if problem:
-        raise problem
-    return value
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from aura.signals import ORDERLY, ignored
 
 LISTENED = "AURA_LAUNCHER"  # set for processes whose standard error this launcher reads
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
+PIECE = 1000  # characters that are written at once, up to 4 bytes each: of more the pipe would mix those of two ranks
 SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
@@ -91,7 +92,9 @@ def run_rank(command):
 def relay_errors(stream):
     """Pass on what the script writes to its standard error, each line or redrawn line marked with the rank."""
     for line in io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline=""):
-        send(f"{os.environ['RANK']} {line}" + ("" if line.endswith(("\n", "\r")) else "\n"))
+        for start in range(0, len(line), PIECE):
+            piece = line[start:start + PIECE]
+            send(f"{os.environ['RANK']} {piece}" + ("" if piece.endswith(("\n", "\r")) else "\n"))
 
 
 def tell(**event):

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aura.errors import UserError
 
@@ -43,8 +43,9 @@ def find(args, env=None):
         found, source = {**found, **flags}, "argumentos"
     if not {"rank", "world_size"} & found.keys():
         if getattr(args, "distributed", False) or flags:
-            address = found.get("master_addr", "127.0.0.1")
-            return Placement(0, 0, 1, address, int(found.get("master_port", 0)), "un solo proceso")
+            where = {name: found[name] for name in ("master_addr", "master_port") if name in found}
+            alone = _checked({"rank": 0, "world_size": 1, **where}, "un solo proceso")
+            return alone if "master_port" in where else replace(alone, master_port=0)
         return Placement(0, 0, 1, "127.0.0.1", 0, "un solo proceso", grouped=False)
     return _checked(found, source)
 
@@ -139,7 +140,7 @@ def address_towards(host, port):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port or 1))
             return probe.getsockname()[0]
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import ExitStack
@@ -257,6 +258,15 @@ def test_rank_0_that_never_came_is_one_line(tmp_path):
                        MASTER_PORT=free_port())
     assert code == 2 and output.count("\n") == 1 and "no se pudo llegar al rango 0" in output
     assert run([DOCTOR, "--json"], tmp_path) == (2, "error: --json solo sirve con --full\n")
+
+
+def test_another_program_at_the_port_is_told_from_nobody(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        code, output = run([DOCTOR, "--timeout", "2"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=other.getsockname()[1])
+    assert code == 2 and output.count("\n") == 1 and "no es el rango 0, o está parado" in output, output
 
 
 def test_ranks_that_never_come_or_stop_are_named_in_time(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import launch_distributed
+from aura import launch
 from aura.errors import UserError
 from tests.support import ROOT, Process, assert_same_weights, free_port, run, run_ranks
 
@@ -141,6 +143,7 @@ BAD = [
     (["--nodes", "2", "--node-rank", "0"], ["--master-addr"]),
     (["--nodes", "2", "--master-addr", "10.0.0.1"], ["falta --node-rank"]),
     (["--nodes", "2", "--node-rank", "1", "--master-addr", "no.existe.invalid"], ["no.existe.invalid", "la IP"]),
+    (["--nodes", "2", "--node-rank", "1", "--master-addr", "10.0..1"], ["10.0..1", "la IP"]),
     (["--master-port", "70000"], ["--master-port: 70000"]),
     (["--backend", "ncl"], ["--backend: 'ncl'", "'nccl'"]),
     (["--max-steps", "3"], ["--max-steps", "detrás de --"]),
@@ -263,6 +266,18 @@ FAILURES = {
     "an exception": (1, "raise ValueError('boom')", 1, "ValueError: boom (código 1)"),
     "a signal": (1, "os.kill(os.getpid(), signal.SIGSEGV)", 139, "lo mató la señal SIGSEGV (código 139)"),
 }
+
+
+def test_long_lines_of_several_ranks_arrive_whole_and_unmixed(capfd, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(("á" * 2500 + "\nfin\n").encode())
+    launch.relay_errors(os.fdopen(reader, "rb"))
+    records = capfd.readouterr().err.split(launch.MARK)[1:]
+    assert [len(record) for record in records] == [1003, 1003, 503, 6] and all(
+        record.startswith("3 ") and len(record.encode()) < select.PIPE_BUF for record in records)
+    assert "".join(record[2:].rstrip("\n") for record in records) == "á" * 2500 + "fin"
 
 
 @pytest.mark.parametrize("name", FAILURES)

@@ -130,6 +130,9 @@ def test_csv_with_other_columns(tmp_path, main):
     with pytest.raises(UserError, match="notas.csv.*otras columnas"):
         main("--once", "--csv", "notas.csv")
     assert (tmp_path / "notas.csv").read_text() == "a,b\n"
+    (tmp_path / "notas.csv").write_bytes(b"a\rb\n")
+    with pytest.raises(UserError, match="notas.csv.*otras columnas"):
+        main("--once", "--csv", "notas.csv")
     with pytest.raises(UserError, match="no hay/u.csv.*no existe"):
         main("--once", "--csv", "no hay/u.csv")
 

@@ -86,6 +86,14 @@ def test_absurd_values_are_named(env, pieces):
         assert piece in str(problem.value)
 
 
+def test_a_lone_process_needs_no_port_but_a_good_one():
+    alone = SimpleNamespace(**{**vars(args()), "distributed": True})
+    assert placement.find(alone, {}).master_port == 0 and placement.find(alone, {"MASTER_PORT": "7"}).master_port == 7
+    with pytest.raises(UserError, match="MASTER_PORT.*'abc'"):
+        placement.find(alone, {"MASTER_PORT": "abc"})
+    assert placement.address_towards("192.168..10", 29500) is None
+
+
 def test_interface_towards_loopback():
     address = placement.address_towards("127.0.0.1", 29500)
     assert address == "127.0.0.1"
