@@ -55,7 +55,8 @@ def test_a_training_whose_terminal_is_closed_saves_and_says_how_it_ended(book, t
     words = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32", "--vocab-size",
              "400", "--max-steps", "100000", "--log-interval", "1", "--dataset-name", str(book)]
     with subprocess.Popen([sys.executable, ROOT / "train_gpt2_spanish.py", *words], cwd=tmp_path, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)) as child:  # as without nohup
         try:
             for line in child.stdout:
                 if line.startswith("paso 3/"):
