@@ -41,8 +41,9 @@ def choose_libuv():
 
 
 def within(seconds, work):
-    """work(), which only asks the store; raises TimeoutError when that takes longer. A TCPStore whose server is stopped
-    answers never, whatever time-out it has, and then not to another question either."""
+    """work(), which only connects to the store or asks it; raises TimeoutError when that takes longer. A TCPStore whose
+    server is stopped answers never, whatever time-out it has, and then not to another question either; and while the
+    main thread waits for it in C++, Python hears no Ctrl+C."""
     answer = []
 
     def ask():

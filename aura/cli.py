@@ -144,9 +144,9 @@ def run(main):
     # A log that is piped to a file must not lag behind by pages, nor die of a character its console lacks; and a line
     # is one write, also under `python -u`, or lines of several processes mix.
     for name in ("stdout", "stderr"):
-        if stream := getattr(sys, name):  # None where it was closed from the beginning
-            stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
-            setattr(sys, name, Console(stream))
+        stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
+        stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
+        setattr(sys, name, Console(stream))
     # One line of what all know: on each machine's console under torchrun, in the one log of all under SLURM.
     first = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
     spokesman = os.environ.get(first, "0") == "0"

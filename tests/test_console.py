@@ -70,6 +70,13 @@ def test_a_training_whose_terminal_is_closed_saves_and_says_how_it_ended(book, t
     assert len(list((tmp_path / "checkpoints").glob("ckpt-*.pt"))) == 1
 
 
+def test_a_console_that_was_closed_from_the_beginning_is_no_fault(tmp_path):
+    words = [sys.executable, str(ROOT / "train_gpt2_spanish.py"), "--lr", "nada"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: --lr") and len(done.stderr.splitlines()) == 1
+
+
 def test_under_nohup_a_terminal_may_be_closed():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
