@@ -32,7 +32,7 @@ from aura.files import (
 )
 
 FORMAT = 1
-AGAIN = "prepárelos de nuevo con --prepare y su --dataset-name"
+AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
@@ -94,7 +94,10 @@ class Dataset:
         self.load_tokenizer()
         for split in self.meta["splits"]:
             for path in self.shards(split):
-                tokens.verify_shard(path, self.vocab_size)
+                try:
+                    tokens.verify_shard(path, self.vocab_size)
+                except UserError as problem:
+                    raise UserError(f"{str(problem).rstrip('.')}; {AGAIN}") from problem
 
 
 def read(directory):

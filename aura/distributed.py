@@ -330,8 +330,8 @@ def session(args, before_group=None):
             # What the last backward sent is freed by gloo's threads, which need the GIL for it; whoever frees the group
             # joins them and holds the GIL. So they get it once more, or both would wait for ever.
             time.sleep(THREADS_SECONDS)
-            if sys.exc_info()[0] is not None:
-                _say_farewell(dist)
+        if dist.store is not None and isinstance(sys.exc_info()[1], Exception):
+            _say_farewell(dist)
         os.environ.clear()
         os.environ.update(before)
 
@@ -343,7 +343,8 @@ def _say_farewell(dist):
     with contextlib.suppress(RuntimeError):
         dist.store.set(f"left/{dist.rank}", "1")
         deadline = time.monotonic() + FAREWELL_SECONDS
-        keys = [f"left/{rank}" for rank in range(dist.world_size) if rank not in dist.silent]
+        keys = [f"left/{rank}" for rank in range(dist.world_size)
+                if rank not in dist.silent and dist.store.check([f"joined/{rank}"])]
         while dist.main and time.monotonic() < deadline and not dist.store.check(keys):
             time.sleep(POLL_SECONDS)
 

@@ -49,7 +49,7 @@ def _has_intact(dist, meta, data_dir):
         if local is not None and dist.local_rank == 0:
             local.verify()
     except UserError as problem:
-        dist.print_each(f"Aviso: {problem} Se pide de nuevo al rango 0.")
+        dist.print_each(f"Aviso: {problem}. Se pide de nuevo al rango 0.")
         return False
     if local is None or local.sha256 == meta["sha256"]:
         return local is not None

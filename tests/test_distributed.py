@@ -47,10 +47,20 @@ def test_by_hand_two_processes_add_up(tmp_path):
         assert "suma=1" in output and "fallback" not in output
 
 
-def test_processes_started_with_different_options_say_so_and_end(tmp_path):
+@pytest.mark.parametrize("late", [False, True], ids=["together", "rank 0 joins last"])
+def test_processes_started_with_different_options_say_so_and_end(tmp_path, late):
     """As when they are typed on two machines: nothing is trained, and nobody waits for the other."""
     path = program(tmp_path, "print('entra')")
     rank = 'int(os.environ["RANK"])'
+    if late:  # and has seen all that is wrong before rank 1 looks again
+        path.write_text(path.read_text().replace("def main():", f"""import time
+join = distributed._join
+if {rank}:
+    distributed.POLL_SECONDS = 3
+else:
+    distributed._join = lambda *words: time.sleep(1) or join(*words)
+
+def main():"""))
     path.write_text(path.read_text().replace("distributed=True", f"distributed=True, seed=7, log_dir=str({rank}), "
                                                                  f"sync_every=56 + {rank}, lr=[1e-3, 2e-3][{rank}], "
                                                                  f"resume=['otro.pt', 'none'][{rank}]"))
