@@ -95,9 +95,11 @@ elif [[ ${addr} =~ ^[0-9.]+$ ]] && ! valid_ipv4 "${addr}"; then
     bad "MASTER_ADDR=\"${addr}\" no es una dirección IPv4 (${way_out})"
 elif [[ ${addr} == 0.0.0.0 || ${addr} == :: ]]; then
     bad "MASTER_ADDR=\"${addr}\" significa «todas las direcciones» y nadie puede conectarse a ella (${way_out})"
+elif [[ ${addr} == *:* ]] && ! loopback "${addr}"; then
+    bad "MASTER_ADDR=\"${addr}\" es una dirección IPv6, y entre máquinas se habla aquí IPv4 (${way_out})"
 elif ((several)) && loopback "${addr}"; then
     bad "MASTER_ADDR=\"${addr}\" es esta misma máquina y hay NNODES=${nnodes} (${way_out})"
-elif ((several)) && [[ ! ${addr} =~ ^[0-9.]+$ && ${addr} != *:* ]] && command -v getent >/dev/null; then
+elif ((several)) && [[ ! ${addr} =~ ^[0-9.]+$ ]] && command -v getent >/dev/null; then
     # Debian and Ubuntu map a machine's own name to 127.0.1.1: the others would each look for the store at home.
     resolved=$(timeout 10 getent ahosts "${addr}" | awk 'NR == 1 {print $1}')
     if [[ -z ${resolved} ]]; then
@@ -137,6 +139,7 @@ elif whole GPUS_PER_NODE "${GPUS_PER_NODE}" 0 256 1; then
 fi
 
 # --- what runs ------------------------------------------------------------------------------------------------------
+problem="" warning=""
 python=${PYTHON:-}
 prepare="prepare el entorno con «make train» o indique PYTHON=/ruta/de/python"
 if [[ -z ${python} ]]; then
@@ -146,6 +149,12 @@ if ! command -v "${python}" >/dev/null; then
     bad "no se encuentra el intérprete PYTHON=\"${python}\" (${prepare})"
 elif ! "${python}" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' >/dev/null 2>&1; then
     bad "PYTHON=\"${python}\" no tiene torch, y sin él no hay torchrun (${prepare})"
+elif [[ ${node_rank} == 0 && -n ${port} ]]; then # the others come here: what is in their way is said before they do
+    said=$(PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -c 'import sys; from aura import placement
+print(placement.port_problem(int(sys.argv[1]), "MASTER_PORT=") or "")
+print(placement.foreign_address(sys.argv[2], "MASTER_ADDR=") or "")' "${port}" "${addr}")
+    { read -r problem && read -r warning; } <<<"${said}"
+    [[ -z ${problem} ]] || bad "${problem}"
 fi
 
 script=${SCRIPT:-${here}/train_gpt2_spanish.py}
@@ -164,6 +173,7 @@ if [[ -z ${OMP_NUM_THREADS:-} ]]; then
     cores=$(nproc 2>/dev/null || echo 1)
     export OMP_NUM_THREADS=$((cores > processes ? cores / processes : 1))
 fi
+[[ -z ${warning} ]] || printf 'Aviso: %s.\n' "${warning}" >&2
 # Saving a large checkpoint can outlast the 30 s torchrun gives its workers after a signal.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 

@@ -10,7 +10,6 @@ What follows -- goes to the script untouched. Exit code: that of the script; 2 f
 """
 
 import difflib
-import errno
 import importlib.util
 import os
 import shlex
@@ -103,32 +102,23 @@ def check_machine(args, present):
         asked = f"--gpus {args.gpus}: " if args.gpus else ""
         here = f"hay {present}; use --gpus {present}, o" if present else "no hay ninguna GPU que torch pueda usar;"
         problems.append(f"{asked}aquí {here} para un ensayo sin GPU, --cpu 2")
-    problem = port_problem(args.master_port) if args.node_rank == 0 else address_problem(args.master_addr)
+    problem = (args.master_addr and address_problem(args.master_addr, args.node_rank == 0)) or (
+        args.node_rank == 0 and placement.port_problem(args.master_port, "--master-port "))
     return problems + [problem] * bool(problem)
 
 
-def port_problem(port):
-    """None when `port` can be listened on here, else why not."""
-    with socket.socket() as probe, socket.socket() as other:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was closed just now is free
-        try:
-            probe.bind(("", port))
-        except OSError as problem:
-            other.bind(("", 0))
-            reason = {errno.EADDRINUSE: "lo usa otro programa", errno.EACCES: "hace falta ser administrador"}
-            return (f"--master-port {port}: {reason.get(problem.errno, problem.strerror)}; está libre --master-port "
-                    f"{other.getsockname()[1]}")
-    return None
-
-
-def address_problem(name):
-    """None when `name` leads to another machine, else why not. An address of this one is a rehearsal, and fine."""
+def address_problem(name, own):
+    """None when `name` leads to machine 0, else why not. own: whether that is this one. On another, an address of this
+    one is a rehearsal, and fine."""
+    if problem := placement.address_problem(name):
+        return f"--master-addr: {problem}"
     way_out = "ponga la IP de la máquina 0"
     try:
         found = socket.getaddrinfo(name, None)[0][4][0]
     except (OSError, UnicodeError):  # the latter of two dots side by side
         return f"--master-addr {name!r} no se resuelve en esta máquina: {way_out}"
-    itself = found.startswith("127.") and name not in (found, "localhost")  # as Debian has it for its own name
+    # As Debian has it for its own name.
+    itself = not own and found.startswith("127.") and name not in (found, "localhost")
     return f"--master-addr {name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None
 
 
@@ -169,7 +159,9 @@ def main():
     problems = check_machine(args, present)
     if problems and not args.dry_run:
         raise UserError("; ".join(problems))
-    for problem in problems:
+    if args.node_rank == 0 and args.master_addr:
+        problems.append(placement.foreign_address(args.master_addr, "--master-addr "))
+    for problem in filter(None, problems):
         print(f"Aviso: {problem}", file=sys.stderr)
     processes = args.cpu or args.gpus or present or 1
     settings = environment(args, processes)

@@ -75,7 +75,7 @@ def connect_store(place, timeout):
                              use_libuv=os.environ.get("USE_LIBUV", "1") != "0")
 
     try:
-        with _quiet_stderr():
+        with quiet_stderr():
             store = within(timeout, connect)
     except (RuntimeError, TimeoutError) as problem:
         if "EADDRINUSE" in str(problem) or "address already in use" in str(problem):
@@ -108,7 +108,7 @@ def attempt_prefix():
 
 
 @contextlib.contextmanager
-def _quiet_stderr():
+def quiet_stderr():
     """Hide the stack traces that torch's C++ socket code writes while it retries; the reason is reported by us."""
     try:
         number = sys.stderr.fileno()

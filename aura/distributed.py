@@ -201,7 +201,7 @@ class Session:
     def failure(self):
         """(rank, reason) of the first process that has posted its failure; None where none has, or the store is out of
         reach."""
-        with contextlib.suppress(RuntimeError, TimeoutError):
+        with backends.quiet_stderr(), contextlib.suppress(RuntimeError, TimeoutError):
             said = within(2, lambda: self.store.get("failed").decode() if self.store.check(["failed"]) else None)
             return said and json.loads(said)
 
@@ -340,7 +340,7 @@ def _say_farewell(dist):
     """After a failure: rank 0, whose process may hold the store, leaves last, so that the others can read why."""
     if 0 in dist.silent:  # and its store with it
         return
-    with contextlib.suppress(RuntimeError):
+    with backends.quiet_stderr(), contextlib.suppress(RuntimeError):
         dist.store.set(f"left/{dist.rank}", "1")
         deadline = time.monotonic() + FAREWELL_SECONDS
         keys = [f"left/{rank}" for rank in range(dist.world_size)
@@ -452,9 +452,25 @@ def _start_group(dist, place, peers, wanted):
     importlib.import_module("torch.distributed.nn.functional")
     limit = timedelta(seconds=dist.timeout)
     options = {"device_id": dist.device} if dist.backend == "nccl" else {}
-    c10d.init_process_group(dist.backend, store=c10d.PrefixStore(f"group/{dist.backend}", dist.store),
-                            rank=place.rank, world_size=place.world_size, timeout=limit, **options)
-    dist.control = c10d.new_group(backend="gloo", timeout=limit) if dist.backend == "nccl" else c10d.group.WORLD
+
+    def connect():
+        backends.local_device(place.local_rank)  # the current card is a thread's own
+        c10d.init_process_group(dist.backend, store=c10d.PrefixStore(f"group/{dist.backend}", dist.store),
+                                rank=place.rank, world_size=place.world_size, timeout=limit, **options)
+        dist.control = c10d.new_group(backend="gloo", timeout=limit) if dist.backend == "nccl" else c10d.group.WORLD
+
+    try:  # gloo would try five times as long, and hear no Ctrl+C
+        with backends.quiet_stderr() if dist.backend == "gloo" else contextlib.nullcontext():
+            within(dist.timeout, connect)
+    except (TimeoutError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and (not is_communication_error(problem) or dist.failure()):
+            raise
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        through = f" por la interfaz {interface}" if interface else ""
+        raise UserError(f"los procesos se encuentran en {place.master_addr}:{place.master_port}, pero no consiguen "
+                        f"conectarse entre sí{through} en {dist.timeout:g} s: deje pasar en el cortafuegos todo el "
+                        "TCP entre las máquinas, y no solo ese puerto, o elija otra red con GLOO_SOCKET_IFNAME"
+                        ) from problem
     dist.print_each(f"rank={dist.rank} local_rank={dist.local_rank} world_size={dist.world_size} "
                     f"backend={dist.backend} dispositivo={dist.device} ({backends.device_name(dist.device)}) "
                     f"máquina={peers[dist.rank]['host']} según {place.source}")

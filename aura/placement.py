@@ -1,6 +1,8 @@
 """Which process am I? Found from flags, torchrun, SLURM or hand-made variables, in that order; no torch needed."""
 
 import contextlib
+import errno
+import ipaddress
 import itertools
 import os
 import re
@@ -129,9 +131,55 @@ def _checked(found, source):
     if address is None:
         problems.append("falta --master-addr (o MASTER_ADDR): la dirección de la máquina del rango 0 "
                         "(127.0.0.1 si todos los procesos están en esta)")
+    elif world_size != 1 and (problem := address_problem(address)):
+        problems.append(f"--master-addr (o MASTER_ADDR): {problem}")
     if problems:
         raise UserError("; ".join(problems))
     return Placement(master_addr=address, source=source, **values)
+
+
+def address_problem(address):
+    """What is wrong with how the address of machine 0 is written, as a phrase with the way out; None where nothing is.
+    gloo takes the first address of an interface, which is the IPv4 one."""
+    if ":" not in address or address.strip("[]") == "::1":
+        return None
+    if re.fullmatch(r"[^:]+:\d+", address):
+        return f"{address!r} lleva un puerto: escríbalo aparte, en --master-port (o MASTER_PORT)"
+    way_out = "ponga la dirección IPv4 de la máquina 0, por ejemplo 192.168.1.10"
+    try:
+        ipaddress.IPv6Address(address.strip("[]"))
+    except ValueError:
+        return f"{address!r} no es una dirección: {way_out}"
+    return f"{address!r} es una dirección IPv6, y entre máquinas se habla aquí IPv4: {way_out}"
+
+
+def port_problem(port, flag):
+    """None when `port` can be listened on here, else why not. flag: how it is given, `--master-port ` or so."""
+    with socket.socket() as probe, socket.socket() as other:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was closed just now is free
+        try:
+            probe.bind(("", port))
+        except OSError as problem:
+            other.bind(("", 0))
+            reason = {errno.EADDRINUSE: f"el puerto {port} ya está en uso en esta máquina",
+                      errno.EACCES: "hace falta ser administrador"}
+            return (f"{flag}{port}: {reason.get(problem.errno, problem.strerror)} (está libre {flag}"
+                    f"{other.getsockname()[1]})")
+    return None
+
+
+def foreign_address(name, flag):
+    """A warning where the address of machine 0, this one, is none of this machine's; else None. Behind a router that
+    translates addresses it may be right. flag: how it is given."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0], 0))
+        except (OSError, UnicodeError) as problem:
+            if getattr(problem, "errno", None) == errno.EADDRNOTAVAIL:
+                own = ", ".join(sorted(set(interface_addresses().values())))
+                return (f"{flag}{name} no es una dirección de esta máquina ({own}), que es la 0: las demás la buscarán "
+                        "allí")
+    return None
 
 
 def address_towards(host, port):

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -133,7 +134,7 @@ BAD = [
     ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "192.168.1"}, "MASTER_ADDR"),
     ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "192.168.1.10:29500"}, "MASTER_PORT=29500"),
     ({"MASTER_ADDR": "http://a"}, "MASTER_ADDR"), ({"MASTER_ADDR": "a b"}, "MASTER_ADDR"),
-    ({"MASTER_ADDR": "-x"}, "MASTER_ADDR"),
+    ({"MASTER_ADDR": "-x"}, "MASTER_ADDR"), ({"MASTER_ADDR": "fd00::1"}, "IPv4"),
     ({"MASTER_PORT": "0"}, "MASTER_PORT"), ({"MASTER_PORT": "65536"}, "MASTER_PORT"),
     ({"MASTER_PORT": "x"}, "MASTER_PORT"),
     ({"GPUS_PER_NODE": "-2"}, "GPUS_PER_NODE"), ({"GPUS_PER_NODE": "todas"}, "GPUS_PER_NODE"),
@@ -152,6 +153,20 @@ def test_a_bad_value_is_named_in_one_line(here, variables, named):
     assert done.stderr.count("\n") == 1
     assert named in done.stderr
     assert done.stderr.count(";") == 0  # this value alone
+
+
+def test_what_is_in_the_way_of_the_others_is_said_before_anything_starts(here):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        done = launch(here, "--preset", "demo", PYTHON=sys.executable, MASTER_PORT=port, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert re.search(rf"MASTER_PORT={port}: el puerto {port} ya está en uso .*está libre MASTER_PORT=\d+", done.stderr)
+    (here / "python").write_text('#!/bin/sh\n[ "$1" = -c ] && exec ' + sys.executable + ' "$@"\n')  # runs no torchrun
+    for address, warned in (("203.0.113.9", True), ("127.0.0.1", False)):
+        done = launch(here, MASTER_ADDR=address, MASTER_PORT=port, CUDA_VISIBLE_DEVICES="")
+        assert ("Aviso: MASTER_ADDR=203.0.113.9 no es una dirección de esta" in done.stderr) == warned, done.stderr
 
 
 def test_all_bad_values_at_once(here):

@@ -144,6 +144,8 @@ BAD = [
     (["--nodes", "2", "--master-addr", "10.0.0.1"], ["falta --node-rank"]),
     (["--nodes", "2", "--node-rank", "1", "--master-addr", "no.existe.invalid"], ["no.existe.invalid", "la IP"]),
     (["--nodes", "2", "--node-rank", "1", "--master-addr", "10.0..1"], ["10.0..1", "la IP"]),
+    (["--master-addr", "10.0.0.1:29500"], ["'10.0.0.1:29500'", "--master-port"]),
+    (["--nodes", "2", "--node-rank", "1", "--master-addr", "fd00::1"], ["'fd00::1'", "IPv4"]),
     (["--master-port", "70000"], ["--master-port: 70000"]),
     (["--backend", "ncl"], ["--backend: 'ncl'", "'nccl'"]),
     (["--max-steps", "3"], ["--max-steps", "detrás de --"]),
@@ -162,10 +164,18 @@ def test_a_busy_port_is_named_and_a_free_one_offered(main):
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = busy.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--master-port {port}: .*está libre --master-port (\d+)") as problem:
+        told = rf"--master-port {port}: .* ya está en uso .*está libre --master-port \d+"
+        with pytest.raises(UserError, match=told) as problem:
             main("--script", "hola mundo.py", "--master-port", port)
-        assert f"Aviso: {problem.value}".split(";")[0] in main("--dry-run", "--script", "hola mundo.py",
+        assert f"Aviso: {problem.value}".split("(")[0] in main("--dry-run", "--script", "hola mundo.py",
                                                                "--master-port", port).err
+
+
+def test_an_address_of_another_machine_is_noticed_at_machine_0(main):
+    words = ["--dry-run", "--script", "hola mundo.py", "--master-addr"]
+    assert "Aviso: --master-addr 203.0.113.9 no es una dirección de esta máquina" in main(*words, "203.0.113.9").err
+    for address in ("127.0.0.1", "localhost"):
+        assert not main(*words, address).err
 
 
 def test_python_without_torch(main, monkeypatch):

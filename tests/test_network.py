@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from aura import heartbeat
-from tests.hosts import Switch, namespaces_work
+from tests.hosts import PORT, Switch, limits_work, namespaces_work
 from tests.support import ROOT, corpus_text, run
 
 SCRIPT = ROOT / "train_gpt2_spanish.py"
@@ -38,6 +38,19 @@ def test_two_machines_only_the_first_with_data_and_checkpoint(folders):
         assert beats[1].received, "it came from the other machine"
     assert (folders[1] / "Data" / "libro" / "dataset.json").exists()
     assert not list(folders[1].glob("checkpoints/*.pt"))
+
+
+@pytest.mark.skipif(not limits_work(), reason="closing ports needs nftables")
+@pytest.mark.parametrize("verdict", ["drop", "reject with tcp reset"])
+def test_machines_that_meet_and_cannot_connect_say_so_in_their_time(folders, verdict):
+    with Switch(2) as switch, ExitStack() as stack:
+        for host in (0, 1):
+            switch.close(host, f"!= {PORT}", verdict)
+        processes = switch.start(stack, [ROOT / "test_ddp.py", "--timeout", "6"], folders[:2])
+        results = [process.finish(28) for process in processes]  # gloo by itself: 30 s
+    for code, output in results:
+        assert code == 2 and "Traceback" not in output, output
+        assert "se encuentran en 10.77.0.1:29500, pero no consiguen conectarse entre sí por la interfaz eth0" in output
 
 
 def test_a_machine_cut_off_in_the_middle_ends_the_others_in_time(folders):

@@ -78,6 +78,9 @@ def test_hosts_of_a_job():
     ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR"]),
     ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "h"}, ["WORLD_SIZE", "0"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "99999"}, ["99999"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h:29500"}, ["'h:29500'", "MASTER_PORT"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1"}, ["'fd00::1'", "IPv4"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "http://h"}, ["'http://h' no es una dirección"]),
 ])
 def test_absurd_values_are_named(env, pieces):
     with pytest.raises(UserError) as problem:
