@@ -215,7 +215,7 @@ def train(args, dist, task, clock):
     dist.barrier()
     if stopped:
         dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
-                   "La misma orden lo reanuda.")
+                   f"{pretrain.way_on(args)}")
         return EXIT_SIGNAL_BASE + stopped
     return EXIT_OK
 

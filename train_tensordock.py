@@ -257,7 +257,7 @@ def run_within_memory(args, dist, data, config):
             raise TrainingFault(f"la memoria no basta con {used}: use {way_out}, que es el mismo lote efectivo, o "
                                 "--auto_oom para que lo haga esta orden")
         dist.print(f"La memoria no basta con {used}: se sigue con {way_out}, el mismo lote efectivo.")
-        args.batch_size, args.grad_accum, args.resume = smaller[0], total // smaller[0], "auto"
+        args.batch_size, args.grad_accum = smaller[0], total // smaller[0]
         if dist.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -3,6 +3,7 @@
     checkpoints/ckpt-00000500.pt                one zip archive, readable with torch.load(weights_only=True)
     checkpoints/rank-00001/ckpt-00000500.pt     what rank 1 alone knew then, where ranks differ (see aura/sync.py)
     checkpoints/.origen                         which run the folder belongs to, before it has a checkpoint
+    checkpoints/.arranque                       which launch began it, for its later attempts
 
 Every record of the archive carries a CRC-32 that torch.load does not check; `damage` does, so a flipped bit is found
 and the checkpoint before it is taken. Rank 0 alone reads and writes the one; the others receive. Only where rank 0 was
@@ -10,11 +11,14 @@ lost does another write it, on its own disk, and the next start finds it there.
 """
 
 import contextlib
+import functools
 import os
+import pickle
 import re
 import shutil
 import threading
 import time
+import uuid
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -25,10 +29,13 @@ import torch
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError
 from aura.files import atomic_write, explain, remove_partials, set_aside, write_bytes
+from aura.launch import LISTENED
 from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 ORIGIN = ".origen"
+LAUNCH = ".arranque"
+ENCRYPTED = 1  # of a record's flags (APPNOTE 6.3.10, 4.4.4)
 
 
 @dataclass(frozen=True)
@@ -57,23 +64,43 @@ def found(directory):
     return sorted(paths, key=lambda path: (step_of(path), path.stat().st_mtime_ns), reverse=True)
 
 
+@functools.cache
+def this_launch():
+    """A name that all attempts of one launch_distributed.py share, or else those inside this process."""
+    return os.environ.get(LISTENED) or uuid.uuid4().hex
+
+
+def _first_line(problem):
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:120]
+
+
 def damage(path):
-    """None when every record of the archive is whole, else a Spanish phrase that says what is wrong."""
+    """None when every record of the archive is whole and torch finds it, else a Spanish phrase that says what is wrong.
+
+    A record's CRC does not cover what the archive's directory says of it, and torch reads that in its own way: one that
+    is marked as a folder, or as packed, gives other values.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-            return f"el registro {broken} está dañado" if broken else None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as problem:
-        return f"el archivo está incompleto o dañado ({problem})"
+            broken = archive.testzip() or next((record.filename for record in archive.infolist() if record.external_attr
+                                                or record.compress_type or record.flag_bits & ENCRYPTED), None)
+        if broken:
+            return f"el registro {broken} está dañado"
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:  # whole, and not ours: for read() to say
+        return None
     except OSError as problem:
         return explain(problem)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError) as problem:
+        return f"el archivo está incompleto o dañado ({_first_line(problem)})"
+    return None
 
 
 def read(path):
     """Verify and load one checkpoint to the CPU. Raises UserError naming the file and what is wrong with it."""
     wrong = damage(path)
     if wrong:
-        raise UserError(f"punto de control {str(path)!r}: {wrong}; use --resume auto para tomar el anterior")
+        raise UserError(f"{str(path)!r}: {wrong}; use otro (con --resume auto se toma el anterior que esté bien)")
     return _load(path)
 
 
@@ -86,10 +113,13 @@ def peek(path):
 
 def _load(path, **how):
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, **how)
-    except (RuntimeError, KeyError, ValueError, EOFError, OSError) as problem:
+        state = torch.load(path, map_location="cpu", weights_only=True, **how)
+        if not isinstance(state, dict):
+            raise ValueError(f"contiene {type(state).__name__}")
+        return state
+    except (RuntimeError, LookupError, ValueError, EOFError, OSError) as problem:
         raise UserError(f"{str(path)!r} no es un punto de control de este proyecto "
-                        f"({str(problem).splitlines()[0][:120]})") from problem
+                        f"({_first_line(problem)})") from problem
     except Exception as problem:  # pickle.UnpicklingError, whose text weights_only fills with advice not meant for us
         raise UserError(f"{str(path)!r} contiene objetos que no son tensores ni valores simples: no se carga"
                         ) from problem
@@ -163,15 +193,15 @@ class Checkpointer:
     constants: what does not change during the run (configuration, tokenizer, versions), stored in each checkpoint.
     The newest `keep` stay, and those whose step is a multiple of keep_every (0: none). background: save() copies the
     state to host memory and a thread writes it while training goes on; a failure is raised by the next poll().
-    last: path of the newest checkpoint this run has written or read, in words when it lies on another rank's disk; None
-    before. The same on all ranks.
+    last: path of the checkpoint this run has written or read last, in words when it lies on another rank's disk; None
+    before. source: its (path, rank on whose disk it is). The same on all ranks.
     """
 
     def __init__(self, directory, dist, keep=3, constants=None, *, names=None, keep_every=0, background=False):
         self.directory, self.dist, self.keep, self.keep_every = Path(directory), dist, keep, keep_every
         self.constants, self.names = constants or {}, names or Names()
         self.host = _HostCopy() if background else None
-        self.last = self.writer = self.failure = None
+        self.last = self.source = self.writer = self.failure = None
         self.own = self.directory / f"rank-{dist.rank:05d}"
 
     def start_fresh(self):
@@ -180,6 +210,31 @@ class Checkpointer:
             folder = set_aside(found(self.directory), self.directory)
             if folder:
                 self.dist.print(f"Los puntos de control anteriores se han movido a {folder}.")
+
+    def branch_off(self):
+        """Move aside what lies in the folder beyond the checkpoint that was loaded, or beside it when it came from
+        elsewhere: 'the newest' and what rotation keeps are of this run's way, not of one that was left."""
+        path, holder = self.source
+        if self.dist.main and not holder:
+            path, others = Path(path), found(self.directory)
+            if path.parent.resolve() == self.directory.resolve():
+                others = [other for other in others if step_of(other) > (step_of(path) or 0)]
+            folder = set_aside(others, self.directory)
+            if folder:
+                self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
+
+    def asked(self, resume):
+        """`resume` or, for a later attempt of one launch, 'auto' once an earlier one has begun and saved in the folder:
+        what was asked for was for the first. On rank 0 alone."""
+        with contextlib.suppress(FileNotFoundError):
+            if (self.directory / LAUNCH).read_bytes() == this_launch().encode() and found(self.directory):
+                return "auto"
+        return resume
+
+    def begin(self, resume):
+        """Leave word that what lies in the folder is of this launch, for a later attempt to know."""
+        if self.dist.main and resume != "auto":
+            write_bytes(self.directory / LAUNCH, this_launch().encode())
 
     def save(self, step, state, interrupted=False, own=None):
         """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background if
@@ -198,7 +253,7 @@ class Checkpointer:
             files[path_of(self.own, step)] = {"own": own, **({"sync": sync} if self.dist.main else
                                                              {**self.constants, **state})}
         if not self.dist.main:
-            self.last = str(path_of(self.directory, step, name))
+            self._came_from(path_of(self.directory, step, name))
         if not files:
             collect(state, self.dist)
         elif self.host is None or interrupted:
@@ -246,10 +301,10 @@ class Checkpointer:
                 if wrong:
                     raise OSError(0, wrong)
                 if path.parent == self.directory:
-                    self.last = str(path)
-                    self._rotate()
+                    self._came_from(path, self.dist.rank)
+                    self._rotate(path)
                 else:
-                    _keep_newest(path.parent, 2)
+                    _keep_newest(path, 2)
             except OSError as problem:
                 if path.parent == self.directory:
                     self.failure = TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}")
@@ -260,8 +315,11 @@ class Checkpointer:
                 self.failure = problem
                 return
 
-    def _rotate(self):
-        for old in found(self.directory)[self.keep:]:
+    def _came_from(self, path, holder=0):
+        self.source, self.last = (str(path), holder), str(path)
+
+    def _rotate(self, written):
+        for old in [path for path in found(self.directory) if path != written][max(0, self.keep - 1):]:
             if not (self.keep_every and step_of(old) % self.keep_every == 0):
                 old.unlink(missing_ok=True)
 
@@ -318,8 +376,24 @@ class Checkpointer:
             state = {**own, **(state or {})}
         else:
             state = self.dist.broadcast_tree(state, keep, holder)
-        self.last = f"{path} (en la máquina del rango {holder})" if holder else path
+        self._came_from(path, holder)
+        if holder:
+            self.last += f" (en la máquina del rango {holder})"
         return state
+
+    def reload(self, keep=None):
+        """The state of the checkpoint this run has written or read last or, where that is damaged by now, of the newest
+        that verifies, received by every rank; None when there is none. keep: as load() takes it."""
+        self.settle()
+        state, (path, holder) = None, self.source or (None, 0)
+        if path and self.dist.rank == holder:
+            wrong = damage(path)
+            state = None if wrong else _load(path)
+            if wrong:
+                self.dist.print_each(f"Aviso: se descarta {path}: {wrong}.")
+        if not self.dist.sum([state is not None])[0]:
+            return self.load("auto", keep)
+        return self.dist.broadcast_tree(state, keep, holder)
 
     def sign(self, origin):
         """Leave a sync's origin in the folder of its run: by it load() knows what belongs to the run when rank 0 was
@@ -368,13 +442,13 @@ class Checkpointer:
 def _origin_of(path):
     """DiLoCo.origin of the run that wrote a checkpoint, None where there is none."""
     with contextlib.suppress(UserError):
-        state = peek(path)
-        return state.get("sync", {}).get("origin") if isinstance(state, dict) else None
+        return peek(path).get("sync", {}).get("origin")
 
 
-def _keep_newest(directory, count):
-    """Remove all but the `count` files that were written last."""
-    for path in sorted(found(directory), key=lambda path: path.stat().st_mtime_ns)[:-count]:
+def _keep_newest(written, count):
+    """Remove all but `written` and the count - 1 files beside it that were written last, as far as the clock knows."""
+    others = [path for path in found(written.parent) if path != written]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)[count - 1:]:
         path.unlink(missing_ok=True)
 
 

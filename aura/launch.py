@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from aura import console
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
 from aura.signals import ORDERLY, ignored
 
-LISTENED = "AURA_LAUNCHER"  # set for processes whose standard error this launcher reads
+LISTENED = "AURA_LAUNCHER"  # the name of this launch, for processes whose standard error the launcher reads
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
 PIECE = 1000  # characters that are written at once, up to 4 bytes each: of more the pipe would mix those of two ranks
 SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
@@ -140,7 +141,7 @@ class Launch:
         for number in ORDERLY:
             if not ignored(number):
                 signal.signal(number, self.pass_on)
-        self.torchrun = subprocess.Popen(command, env={**os.environ, **variables, LISTENED: "1"},
+        self.torchrun = subprocess.Popen(command, env={**os.environ, **variables, LISTENED: uuid.uuid4().hex},
                                          stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=die_with_parent(signal.SIGTERM, os.getpid()))
         if self.asked:

@@ -244,10 +244,10 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
 
 def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise):
     """Go back to the weights of the last checkpoint, or to fresh ones; says which."""
-    state = checkpointer.load("auto", sharding.own_part(module, optimizer))
+    state = checkpointer.reload(sharding.own_part(module, optimizer))
     if state is not None:
         module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        _load_optimizer(optimizer, state)
         came_from = f"se restauran los pesos de {checkpointer.last}"
     else:
         reinitialise()
@@ -307,6 +307,13 @@ def state_of(module, optimizer, precision, loader, policy, progress, average, sy
         "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)}
 
 
+def _load_optimizer(optimizer, state):
+    asked = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state["optimizer"])
+    for group, values in zip(optimizer.param_groups, asked, strict=True):
+        group.update(values)
+
+
 def restore(state, module, optimizer, precision, loader=None, average=None, sync=None):
     """Put a checkpoint's state back; returns its Progress. The loader, the average and the sync are left alone when
     None.
@@ -314,10 +321,7 @@ def restore(state, module, optimizer, precision, loader=None, average=None, sync
     The optimiser keeps the hyperparameters it was made with: what a user asks for now wins over what was saved.
     """
     module.load_state_dict(state["model"])
-    asked = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state["optimizer"])
-    for group, values in zip(optimizer.param_groups, asked, strict=True):
-        group.update(values)
+    _load_optimizer(optimizer, state)
     if precision.scaler.is_enabled() and state["scaler"]:
         precision.scaler.load_state_dict(state["scaler"])
     if loader is not None:

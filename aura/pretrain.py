@@ -310,19 +310,22 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
     strict, is refused as well.
     """
-    state = None
-    if args.resume != "none":
-        state = checkpointer.load(args.resume, sharding.own_part(module, optimizer), synced and synced.setting)
+    asked, state = dist.run_on_main(lambda: checkpointer.asked(args.resume)), None
+    if asked != "none":
+        state = checkpointer.load(asked, sharding.own_part(module, optimizer), synced and synced.setting)
     if state is None:
-        if args.resume == "none":
+        if asked == "none":
             checkpointer.start_fresh()
         checkpointer.sign(synced and synced.origin)
+        checkpointer.begin(asked)
         return loop.Progress()
     _require_same(state, checkpointer)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
         raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
                         "aquellos, o empiece de cero en otra carpeta")
+    checkpointer.branch_off()
+    checkpointer.begin(asked)
     progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
     checkpointer.sign(synced and synced.origin)
     if not same_data:
@@ -456,8 +459,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         if stopped and progress.step < steps:
             dist.run_on_main(lambda: None)  # torchrun kills who still saves 30 s after the first process has left
             dist.barrier()  # the store lives in rank 0's process
-            dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
-                       "La misma orden lo reanuda.")
+            dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. {way_on(args)}")
             return EXIT_SIGNAL_BASE + stopped
         with synced.agreed(), average.applied():
             weights = collect(module.state_dict(), dist)
@@ -466,6 +468,12 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         if dist.grouped:
             dist.print_each("Todos los procesos completaron el entrenamiento")
         return EXIT_OK
+
+
+def way_on(args):
+    """How to go on with a run that was stopped."""
+    as_before = "resume" not in args.given or args.resume == "auto"
+    return "La misma orden lo reanuda." if as_before else "Para seguir, la misma orden con --resume auto."
 
 
 def injected(loss_fn, dist):

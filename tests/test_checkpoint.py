@@ -58,12 +58,28 @@ def test_every_flipped_bit_of_the_tensors_is_found(tmp_path):
 
 def test_any_flipped_bit_is_found_or_harmless(tmp_path):
     saved(tmp_path, 1)
-    path = checkpoint.path_of(tmp_path, 1)
-    for position in range(0, path.stat().st_size, 61):
-        flip(path, position)
+    path, right = checkpoint.path_of(tmp_path, 1), state(1)["model"]["w"]
+    whole = path.read_bytes()
+    start, size = whole.index(right.numpy().tobytes()[:64]), right.numel() * right.element_size()
+    for position in [*range(start), *range(start + size, len(whole))]:  # outside the tensors: each byte has its bit
+        spoiled = bytearray(whole)
+        spoiled[position] ^= 1 << position % 8
+        path.write_bytes(spoiled)
         if checkpoint.damage(path) is None:
-            assert torch.equal(checkpoint.read(path)["model"]["w"], state(1)["model"]["w"])
-        flip(path, position)
+            assert torch.equal(checkpoint.read(path)["model"]["w"], right), position
+
+
+@pytest.mark.parametrize("offset, bit", [(8, 1), (10, 1), (38, 0x10)], ids=["encrypted", "packed", "a folder"])
+def test_what_the_archive_s_directory_says_of_a_tensor_is_read_too(tmp_path, offset, bit):
+    saved(tmp_path, 1)
+    path = checkpoint.path_of(tmp_path, 1)
+    content = bytearray(path.read_bytes())
+    entry = content.rindex(b"archive/data/0") - 46  # of the central directory, whose fixed part is that long
+    assert content[entry:entry + 4] == b"PK\1\2"
+    content[entry + offset] ^= bit
+    path.write_bytes(content)
+    assert checkpoint.damage(path) and "\n" not in checkpoint.damage(path)
+    assert checkpoint.newest_good(tmp_path, note=lambda _: None) is None
 
 
 def test_the_one_before_a_damaged_one_is_taken(tmp_path):
@@ -90,6 +106,67 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     torch.save({"step": object}, tmp_path / "y.pt")
     with pytest.raises(UserError, match="no se carga"):
         keeper.load(str(tmp_path / "y.pt"))
+
+
+def test_a_checkpoint_holds_a_dict(tmp_path):
+    torch.save([1, 2], tmp_path / "lista.pt")
+    for call in (checkpoint.read, checkpoint.peek):
+        with pytest.raises(UserError, match="no es un punto de control.*list"):
+            call(tmp_path / "lista.pt")
+
+
+def test_going_back_leaves_the_other_way_aside(tmp_path, capsys):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=2)
+    saved(tmp_path, 20, 40, 50, 60)
+    keeper.load(str(checkpoint.path_of(tmp_path, 40)))
+    keeper.branch_off()
+    assert "Los puntos de control que no llevan a" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("anterior-*/*.pt"))) == 2
+    keeper.save(45, state(45))
+    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [45, 40]
+    assert keeper.load("auto")["step"] == 45
+
+
+def test_what_comes_from_elsewhere_leaves_all_that_was_there_aside(tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    saved(tmp_path / "old", 60)
+    saved(tmp_path / "new", 10, 5000)
+    keeper = checkpoint.Checkpointer(tmp_path / "new", Session(), keep=1)
+    keeper.load(str(checkpoint.path_of(tmp_path / "old", 60)))
+    keeper.branch_off()
+    assert checkpoint.found(tmp_path / "new") == [] and len(checkpoint.found(tmp_path / "old")) == 1
+    assert keeper.reload()["step"] == 60
+
+
+def test_the_one_just_written_stays_whatever_lies_beside_it(tmp_path):
+    saved(tmp_path, 1037)
+    keeper = saved(tmp_path, 1010, keep=1)
+    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [1010]
+    assert keeper.last.endswith("ckpt-00001010.pt")
+
+
+def test_reload_gives_what_was_loaded_or_saved_last_and_else_what_verifies(tmp_path):
+    keeper = saved(tmp_path, 1, 2, 3)
+    reader = checkpoint.Checkpointer(tmp_path, Session())
+    assert reader.reload()["step"] == 3, "nothing loaded yet: the newest"
+    reader.load(str(checkpoint.path_of(tmp_path, 1)))
+    assert reader.reload()["step"] == 1
+    flip(checkpoint.path_of(tmp_path, 3), 6000)
+    assert keeper.reload()["step"] == 2 and keeper.last.endswith("ckpt-00000002.pt")
+    (tmp_path / "empty").mkdir()
+    assert saved(tmp_path / "empty").reload() is None
+
+
+def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path, monkeypatch):
+    keeper = saved(tmp_path, 1)
+    for resume in ("none", "otro.pt"):
+        monkeypatch.setattr(checkpoint, "this_launch", lambda name=resume: name)
+        assert keeper.asked(resume) == resume, "what lies there is of another launch"
+        keeper.begin(resume)
+        assert keeper.asked(resume) == "auto"
+    keeper.start_fresh()
+    assert keeper.asked("otro.pt") == "otro.pt", "it had saved nothing yet"
 
 
 def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):

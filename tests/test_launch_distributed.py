@@ -223,6 +223,17 @@ def test_a_killed_worker_costs_no_data(tmp_path, data):
     assert nobody_left(cut)
 
 
+def test_a_new_attempt_goes_on_though_the_first_was_told_to_begin_anew(tmp_path, data):
+    words = training(data, 60, "--checkpoint-freq", 5)
+    assert run(command(*words, processes=1), tmp_path)[0] == 0
+    with launched(tmp_path, *words, "--resume", "none", options=["--max-restarts", 1]) as process:
+        process.wait_for("se han movido")
+        process.wait_for("paso 12/")
+        os.kill(rank_pid(tmp_path, ROOT / words[0], 1), signal.SIGKILL)
+        code, output = process.finish()
+    assert code == 0 and output.count("se han movido") == 1 and "Se reanuda en el paso" in output, output
+
+
 def test_a_signal_saves_and_ends_with_its_code(tmp_path, data):
     with launched(tmp_path, *training(data, 100000), options=["--max-restarts", 2]) as process:
         process.wait_for("paso 3/")

@@ -62,7 +62,7 @@ class Run:
         return (loss * float("nan") if self.calls in self.spoil else loss), count
 
     def go(self, resume=False, **more):
-        progress = None
+        progress = more.pop("progress", None)
         if resume:
             progress = loop.restore(self.keeper.load("auto"), self.model, self.optimizer, self.precision, self.loader,
                                     self.average)
@@ -186,6 +186,19 @@ def test_nan_after_a_checkpoint_restores_it(tmp_path, shards):
     run = Run(folder(tmp_path, "a"), shards, spoil={13}).go()
     assert "ckpt-00000004.pt" in (tmp_path / "a" / "events.log").read_text()
     assert run.result[0].step == STEPS and run.losses()[6] == "nan"
+
+
+def test_a_nan_after_going_on_from_elsewhere_goes_back_there_with_what_is_asked_now(tmp_path, shards):
+    Run(folder(tmp_path, "old"), shards, max_steps=4).go()
+    Run(folder(tmp_path, "new"), shards).go()  # of another way, further
+    again = Run(tmp_path / "new", shards, spoil={1}, max_steps=7, checkpoint_freq=0)
+    again.optimizer = optim.adamw(again.model, 1e-2, 0.7, betas=(0.9, 0.5))
+    state = again.keeper.load(str(tmp_path / "old" / "ckpt-00000004.pt"))
+    progress = loop.restore(state, again.model, again.optimizer, again.precision, again.loader)
+    again.go(progress=progress)
+    assert f"se restauran los pesos de {tmp_path}/old/ckpt-00000004.pt" in (tmp_path / "new/events.log").read_text()
+    assert [(group["weight_decay"], group["betas"]) for group in again.optimizer.param_groups] == [
+        (0.7, (0.9, 0.5)), (0.0, (0.9, 0.5))]
 
 
 def test_a_nan_does_not_spoil_the_mean_of_its_epoch(tmp_path, shards):

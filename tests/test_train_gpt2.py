@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -323,3 +324,21 @@ def test_fused_without_an_extension_is_refused_and_auto_goes_on(book, tmp_path):
     assert code == 2 and "--attention fused" in output and output.strip().count("error:") == 1, output
     code, output = train(tmp_path, *command, AURA_EXTENSION="off")
     assert code == 0 and "scaled_dot_product_attention de torch" in output, output
+
+
+def test_going_back_to_an_earlier_checkpoint_is_another_way(book, tmp_path):
+    words = ["--dataset-name", book, "--checkpoint-freq", 2, "--keep-checkpoints", 2, "--keep-every", 2]
+    assert train(tmp_path, *words, "--max-steps", 8)[0] == 0
+    back = ["--resume", tmp_path / "checkpoints" / "ckpt-00000004.pt"]
+    with Process([SCRIPT, *SMALL, *map(str, [*words, *back, "--max-steps", 5000])], tmp_path,
+                 AURA_INJECT_NAN="0:1") as process:
+        process.wait_for("paso 9/")
+        process.child.send_signal(signal.SIGTERM)
+        code, output = process.finish()
+    assert code == 143 and "ckpt-00000004.pt se han movido a" in output, output
+    assert "se restauran los pesos de" in output and "ckpt-00000004.pt; la tasa" in output, output
+    assert "Para seguir, la misma orden con --resume auto." in output
+    last = re.search(r"último punto de control: (\S+\.pt)", output)[1]
+    assert (tmp_path / last).exists()
+    code, output = train(tmp_path, *words, "--resume", "auto", "--max-steps", 9)
+    assert code == 0 and f"desde {last}" in output
