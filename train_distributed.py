@@ -111,8 +111,8 @@ def read_task(args, dist):
                f"{windows[0].lengths.max()} como mucho.")
     digest = hashlib.sha256(b"".join(part.tobytes() for part in (windows[0].ids, windows[0].start, windows[1].ids)))
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
-    return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.pad_id, Path(args.dataset).name,
-                         digest.hexdigest(), len(train), *windows, module, validation)
+    return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.strip_accents, tokenizer.pad_id,
+                         Path(args.dataset).name, digest.hexdigest(), len(train), *windows, module, validation)
 
 
 def some(examples, limit):

@@ -208,8 +208,9 @@ def planned_tokens(args):
                             "texto incluido")
         return last.tokens("train"), True
     text = corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)
-    most = args.dataset_max_tokens or (corpus.HUB_DEFAULT_TOKENS if text.total_bytes is None else float("inf"))
-    tokens = min(most, (text.total_bytes or float("inf")) / BYTES_PER_TOKEN)
+    size = text.text_bytes()
+    most = args.dataset_max_tokens or (corpus.HUB_DEFAULT_TOKENS if size is None else float("inf"))
+    tokens = min(most, (size or float("inf")) / BYTES_PER_TOKEN)
     return round(tokens * (1 - args.val_fraction)), False
 
 

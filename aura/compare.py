@@ -18,12 +18,11 @@ exchange measured alone; hidden: the share of the exchange behind computation, f
 import csv
 import io
 import math
-import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from aura import cli, results
+from aura import cli, report, results
 from aura.errors import EXIT_OK, UserError
 from aura.files import atomic_write, explain, require_writable_directory
 
@@ -411,10 +410,7 @@ def _csv(tables):
 
 def draw(tables, file):
     """Draw the speed-up of each table by processes into the open PNG `file`: ideal, measured, modelled."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    import matplotlib.pyplot as plt
-
-    figure, grid = plt.subplots(len(tables), figsize=(8, 5 * len(tables)), squeeze=False, layout="constrained")
+    figure, grid = report.new_figure(len(tables), figsize=(8, 5 * len(tables)), squeeze=False, layout="constrained")
     for table, axes in zip(tables, grid[:, 0], strict=True):
         base, largest = table.base[0], max(row["processes"] for row in table.rows)
         axes.plot([0, largest], [0, largest / base.processes], ":", color="gray", label="ideal")
@@ -437,7 +433,6 @@ def draw(tables, file):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(file, format="png", dpi=100)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ SAMPLE_NAME = "muestra"
 SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
 DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this many bytes ...
 DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many
+RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 256 << 20
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
@@ -80,6 +81,14 @@ class Corpus:
     total_bytes: int | None = None
     progress: int = 0
     damage: Damage = field(default_factory=Damage)
+
+    def text_bytes(self) -> int | None:
+        """About how many bytes of text there are, None when unknown: packed files count unpacked, at the rate of their
+        first megabytes."""
+        if self.source["kind"] != "ficheros":
+            return self.total_bytes
+        return sum(_unpacked(path, size) if Path(path).suffix == ".gz" else size
+                   for path, size in zip(self.source["files"], self.source["bytes"], strict=True))
 
     def digest(self) -> str | None:
         """SHA-256 over the files' formats, lengths and bytes; None for what is not files. Reads all of them."""
@@ -146,6 +155,16 @@ class Corpus:
                 yield document, {**at, "document": number}
             damage.check(path)
             at = _line_start(number, file + 1, 0, 0, damage)
+
+
+def _unpacked(path, size):
+    """Bytes of text in a .gz file of `size` bytes; `size` for what is damaged, which whoever reads it all will say."""
+    try:
+        with open(path, "rb") as packed, gzip.GzipFile(fileobj=packed) as text:
+            read = len(text.read(RATE_BYTES))
+            return read if read < RATE_BYTES else round(size * read / packed.tell())
+    except (OSError, EOFError, zlib.error):
+        return size
 
 
 def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):

@@ -25,6 +25,7 @@ class Task:
     config: bert.BertConfig
     vocabulary: bytes
     lowercase: bool
+    strip_accents: bool
     pad_id: int
     dataset: str
     sha256: str
@@ -39,7 +40,8 @@ def share(task, dist):
     """Rank 0's Task on every rank, so that no other machine needs the files."""
     tree = None
     if dist.main:
-        tree = {name: getattr(task, name) for name in ("lowercase", "pad_id", "dataset", "sha256", "questions")}
+        tree = {name: getattr(task, name)
+                for name in ("lowercase", "strip_accents", "pad_id", "dataset", "sha256", "questions")}
         tree |= {"config": dataclasses.asdict(task.config),
                  "vocabulary": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
                  **{part: {name: torch.from_numpy(array) for name, array in vars(getattr(task, part)).items()}
@@ -111,7 +113,13 @@ class Evaluation:
         self.metrics, self.answers, known = {}, {}, None
         described = self.folder / "metrics.json"
         if dist.main and not fresh and described.is_file():
-            known = json.loads(described.read_text(encoding="utf-8"))
+            try:
+                known = json.loads(described.read_text(encoding="utf-8"))
+                if known.get("dataset_sha256", task.sha256) != task.sha256:  # a loss on other questions
+                    known = None
+            except (ValueError, AttributeError):
+                known = None
+                dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
         self.best = dist.broadcast_tree(known)
 
     def __call__(self):
@@ -158,8 +166,9 @@ def save_model(folder, dist, task, module, metrics, answers=None):
     weights = checkpoint.collect(module.state_dict(), dist)
 
     def write():
-        pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase)
-        write_json(Path(folder, "metrics.json"), metrics)
+        pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase,
+                               task.strip_accents)
+        write_json(Path(folder, "metrics.json"), {**metrics, "dataset_sha256": task.sha256})
         if answers is not None:
             write_json(Path(folder, "predictions.json"), answers)
 

@@ -25,7 +25,8 @@ def build_parser():
     parser.add_argument("--num-samples", type=cli.number(int, low=1), default=1, help="cuántos textos")
     parser.add_argument("--early-exit", action="store_true",
                         help="HRM con segmentos: cada token usa los que pide su cabeza de parada, y no todos")
-    parser.add_argument("--seed", type=cli.number(int, low=0), default=0, help="semilla; la misma da el mismo texto")
+    parser.add_argument("--seed", type=cli.number(int, low=0, high=2**53), default=0,
+                        help="semilla; la misma da el mismo texto")
     return parser
 
 

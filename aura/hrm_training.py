@@ -86,6 +86,8 @@ def complete(args, presets):
     if args.benchmark and args.sync in ("fp16", "diloco"):
         raise UserError("--benchmark mide lo que cuesta intercambiar los gradientes en cada paso: quite --sync "
                         f"{args.sync}")
+    if args.benchmark and args.fsdp:
+        raise UserError("--benchmark mide procesos que tienen cada uno el modelo entero: quite --fsdp")
     config = hrm.HRMConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(hrm.HRMConfig)})
     config.check()
     return config
@@ -99,6 +101,12 @@ def load_data(args, dist):
         if args.stream and args.epochs:
             raise UserError(f"--epochs {args.epochs}: de un texto que se lee según se entrena no se sabe cuánto dura "
                             "una época; use --max-steps, o --no-stream para prepararlo antes")
+        if args.stream and args.prepare:
+            raise UserError("--stream y --prepare se excluyen: un texto que se lee según se entrena no se prepara; "
+                            "quite uno de los dos")
+        if args.stream and args.dataset_max_tokens:
+            raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee según se entrena "
+                            "no se corta; use --max-steps, o --no-stream para prepararlo antes")
         if args.stream:
             return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size,
                                       tokenizer_path=args.tokenizer, val_fraction=args.val_fraction)

@@ -121,7 +121,7 @@ def _takes_heads(q, causal, cu_seqlens):
 
 def _seed(dropout):
     """A seed for one mask, from torch's generator, so that the same random state gives the same mask."""
-    return torch.randint(-2**63, 2**63 - 1, (1,)) if dropout > 0 else None
+    return torch.randint(-2**63, 2**63 - 1, (1,), device="cpu") if dropout > 0 else None
 
 
 def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu_seqlens=None, rows_apart=False):

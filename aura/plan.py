@@ -287,7 +287,7 @@ def _settings(job, presets):
     while length >= SHORTEST:
         configs.append((replace(config, seq_len=length), f" --seq_length {length}"))
         length //= 2
-    configs += [(smaller, f" --model_preset {name}") for name, smaller in presets
+    configs += [(smaller, f" --model_preset {name} --seq_length {smaller.seq_len}") for name, smaller in presets
                 if smaller.parameters() < config.parameters()]
     batches = [size for size in range(job.batch_size, 0, -1) if total % size == 0]
     runs = [(job.grad_checkpointing, job.batch_size), *((True, size) for size in batches)]
@@ -297,7 +297,7 @@ def _settings(job, presets):
                 flags = config_flags
                 flags += f" --optimizer {optimizer}" if optimizer != job.optimizer else ""
                 flags += " --gradient_checkpointing" if checkpointing and not job.grad_checkpointing else ""
-                if size != job.batch_size:
+                if size != job.batch_size or "--model_preset" in flags:  # whose own would be others
                     flags += f" --batch_size {size} --gradient_accumulation_steps {total // size}"
                 yield replace(job, config=other, optimizer=optimizer, grad_checkpointing=checkpointing, batch_size=size,
                               grad_accum=total // size), flags.strip()

@@ -42,15 +42,19 @@ INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1:
 
 
 def check_places(args, dist, folder=False):
-    """Prove that every place a run writes to can be written and that no other run uses its folder of checkpoints,
-    before anything else is done. folder: --output is one. Raises UserError."""
+    """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
+    tables, before anything else is done. folder: --output is one. Raises UserError."""
     require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
     if dist.main:
         hold(args.checkpoint_dir, "--checkpoint-dir")
     require_writable_directory(args.log_dir, "--log-dir")
+    if dist.main and Path(args.log_dir).resolve() != Path(args.checkpoint_dir).resolve():
+        hold(args.log_dir, "--log-dir")
     require_writable_directory(args.output if folder else Path(args.output).parent, "--output")
     if not folder and Path(args.output).is_dir():
         raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
+    if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
+        raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
 
 
 def tune_allocator(device):
@@ -135,6 +139,8 @@ def recorded(args, note=print):
     state = peek(path)
     if not {"arguments", "config", "dataset"} <= state.keys():
         raise UserError(f"{str(path)!r} no es un punto de control de este proyecto")
+    if "output_dir" not in state["arguments"]:
+        raise UserError(f"{str(path)!r} es de otro de los scripts: reanúdelo con aquel")
     return state
 
 
@@ -358,7 +364,7 @@ def _require_same(state, checkpointer):
     try:
         theirs, ours = state["config"], checkpointer.constants["config"]
         differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
-                     if theirs.get(key) != value and key != "dropout"]
+                     if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
         if differing:
             raise UserError(f"{checkpointer.last} es de otro modelo: {', '.join(differing)}; {way_out}")
         theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, checkpointer.constants))
@@ -463,7 +469,8 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
             return EXIT_SIGNAL_BASE + stopped
         with synced.agreed(), average.applied():
             weights = collect(module.state_dict(), dist)
-            dist.run_on_main(lambda: save_output(args, weights, config, data, tokenizer, progress, description))
+            dist.run_on_main(lambda: save_output(args, weights, config, data, tokenizer, progress, description,
+                                                 checkpointer.named()))
         dist.barrier()
         if dist.grouped:
             dist.print_each("Todos los procesos completaron el entrenamiento")
@@ -497,11 +504,11 @@ def injected(loss_fn, dist):
     return spoiled
 
 
-def save_output(args, weights, config, data, tokenizer, progress, description=None):
+def save_output(args, weights, config, data, tokenizer, progress, description, named):
     """Write the weights to --output and, beside them, what another program needs: configuration and tokenizer.
 
     model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
-    tokenizer.model. Raises TrainingFault when the disk refuses.
+    tokenizer.model. named: the checkpoint to go on from. Raises TrainingFault when the disk refuses.
     """
     path = Path(args.output)
     beside, vocabulary = path.with_suffix(".json"), path.with_suffix(f".{tokenizer.file_name}")
@@ -517,7 +524,8 @@ def save_output(args, weights, config, data, tokenizer, progress, description=No
             "tokenizer": vocabulary.name, "tokenizer_sha256": tokenizer.sha256,
             "parameters": config.parameters(), "arguments": plain_arguments(args), "command": sys.argv})
     except OSError as problem:
-        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}") from problem
+        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; la misma orden lo guarda "
+                            f"cuando haya remedio; {named}") from problem
     print(f"Modelo guardado en {path}, con {beside.name} y {vocabulary.name}.")
     print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
 
@@ -532,6 +540,9 @@ def read_output(path):
                         "final_model.pt) o un punto de control")
     state = read(path)
     if isinstance(state.get("config"), dict):
+        if missing := [name for name in ("model", "tokenizer") if name not in state]:
+            raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: le falta "
+                            f"{', '.join(missing)}")
         weights = {**state["model"], **state.get("ema", {})}
         return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
     beside = path.with_suffix(".json")
@@ -540,6 +551,6 @@ def read_output(path):
     try:
         description = json.loads(beside.read_text(encoding="utf-8"))
         return description["config"], state, tokenizers.load(path.with_name(description["tokenizer"]), "--checkpoint")
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(f"falta {beside.name!r} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem

@@ -93,10 +93,18 @@ def read_config(folder):
                         f"{given.get('position_embedding_type', 'absolute')!r}; aquí solo hay gelu y absolute")
     values = {ours: given[theirs] for theirs, ours in FIELDS.items() if theirs in given}
     if wrong := [f"{theirs} {given[theirs]!r}" for theirs, ours in FIELDS.items() if theirs in given
-                 and (isinstance(given[theirs], bool) or not isinstance(given[theirs], int | float)
-                      or given[theirs] < (ours in ("seq_len", "n_layer", "n_head", "n_embd", "n_ff", "vocab_size")))]:
+                 and not _in_range(ours, given[theirs])]:
         raise UserError(f"--model: en {str(path)!r} no valen {', '.join(wrong)}")
     return BertConfig(**values)
+
+
+def _in_range(name, value):
+    """Whether a configuration's value is of the kind that BertConfig's `name` takes."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name in ("seq_len", "n_layer", "n_head", "n_embd", "n_ff", "vocab_size"):
+        return isinstance(value, int) and value >= 1
+    return 0 <= value < 1 if "dropout" in name else value >= 0
 
 
 def published_names(config):
@@ -149,7 +157,9 @@ def load_weights(module, path):
             if not ours.startswith("head."):
                 wrong.append(f"falta {missing[0]}")
             continue
-        whole = torch.cat([tensors.pop(name) for name in theirs])
+        parts = [tensors.pop(name) for name in theirs]
+        same = len({part.shape[1:] for part in parts}) == 1 and parts[0].dim() > 0
+        whole = torch.cat(parts) if same else parts[-1]
         if whole.shape != parameter.shape:
             wrong.append(f"{theirs[0]} es {list(whole.shape)} y el modelo espera {list(parameter.shape)}")
         elif not whole.is_floating_point() or not torch.isfinite(whole).all():
@@ -164,9 +174,10 @@ def load_weights(module, path):
     return report
 
 
-def save_folder(folder, weights, config, vocabulary, lowercase):
+def save_folder(folder, weights, config, vocabulary, lowercase, strip_accents=None):
     """Write weights (our names, on the CPU), configuration and vocabulary as the transformers library and find() read
-    them. vocabulary: the bytes of vocab.txt. Raises UserError when the disk refuses."""
+    them. vocabulary: the bytes of vocab.txt. strip_accents: None as `lowercase` says. Raises UserError when the disk
+    refuses."""
     folder = Path(folder)
     tensors = {}
     for ours, theirs in published_names(config).items():
@@ -176,7 +187,8 @@ def save_folder(folder, weights, config, vocabulary, lowercase):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / VOCABULARY, vocabulary)
-        write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "tokenizer_class": "BertTokenizer"})
+        write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "strip_accents": strip_accents,
+                                                       "tokenizer_class": "BertTokenizer"})
         write_json(folder / CONFIG, {"architectures": ["BertForQuestionAnswering"], "model_type": "bert",
                                      "hidden_act": "gelu", "pad_token_id": 0, **sizes})
         write_bytes(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))

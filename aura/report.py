@@ -151,6 +151,8 @@ class Reporter:
             draw_curve(read_table(self.table), self.log_dir / "loss.png")
         except OSError as problem:  # a full disk must not hide how the run itself ended
             self.say(f"Aviso: no se pudo guardar la curva de pérdida ({explain(problem)}).")
+        except Exception as problem:  # nor a picture cost the model, whatever is wrong with a table or a library
+            self.say(f"Aviso: no se pudo dibujar la curva de pérdida ({type(problem).__name__}: {problem}).")
 
 
 def read_table(path):
@@ -162,12 +164,18 @@ def read_table(path):
                 if re.fullmatch(r"\d+", row.get("step") or "") and None not in row.values()]
 
 
+def new_figure(rows=1, columns=1, *, figsize, layout=None, **axes):
+    """(a matplotlib Figure, its axes as Figure.subplots gives them) that needs no screen."""
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook names one of its own, which this Python may lack
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=figsize, layout=layout)
+    return figure, figure.subplots(rows, columns, **axes)
+
+
 def draw_curve(rows, path):
     """Draw training and validation loss over the steps into the PNG `path`."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure, axes = new_figure(figsize=(8, 5))
     for column, label, style in (("loss", "entrenamiento", "-"), ("val_loss", "validación", "o-")):
         points = [(int(row["step"]), float(row[column])) for row in rows if row.get(column)]
         points = [point for point in points if math.isfinite(point[1])]
@@ -179,7 +187,6 @@ def draw_curve(rows, path):
         axes.legend()
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
-    plt.close(figure)
 
 
 def duration(seconds):

@@ -178,7 +178,8 @@ def start_from(args, seed, folder):
     pretrained.load_weights(module, Path(args.model, pretrained.WEIGHTS))
     tokenizer = wordpiece.load(args.model)
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
-    pretrained.save_folder(folder, module.state_dict(), module.config, vocabulary, tokenizer.lowercase)
+    pretrained.save_folder(folder, module.state_dict(), module.config, vocabulary, tokenizer.lowercase,
+                           tokenizer.strip_accents)
     return folder
 
 

@@ -344,7 +344,8 @@ def prepare(args, folder):
            "batch_size": args.batch_size, "folder": folder, "padding": "fixed", "check": False}
     task = read_task(job)
     start = Path(folder, "start")
-    pretrained.save_folder(start, task.module.state_dict(), task.config, task.vocabulary, task.lowercase)
+    pretrained.save_folder(start, task.module.state_dict(), task.config, task.vocabulary, task.lowercase,
+                           task.strip_accents)
     lengths = task.train.lengths
     print(f"{task.config.parameters() / 1e6:.1f} M parámetros; {len(lengths)} ventanas de {lengths.mean():.0f} tokens "
           f"de media; lotes de {args.batch_size}", flush=True)

@@ -623,12 +623,9 @@ def quality_markdown(result):
 
 def draw(result, path):
     """The result as a PNG: tokens/s by network and method, or validation loss over tokens and, where known, time."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    import matplotlib.pyplot as plt
-
     quality = "summary" in result
-    figure, axes = plt.subplots(1, 2 if quality and result["summary"]["tokens_per_s"] else 1, figsize=(10, 5),
-                                sharey=True, squeeze=False, layout="constrained")
+    figure, axes = report.new_figure(1, 2 if quality and result["summary"]["tokens_per_s"] else 1, figsize=(10, 5),
+                                     sharey=True, squeeze=False, layout="constrained")
     if quality:
         draw_losses(result, axes[0])
     else:
@@ -640,7 +637,6 @@ def draw(result, path):
         each.grid(axis="y", alpha=0.3)
         each.set_axisbelow(True)
     figure.savefig(path, format="png", dpi=110)
-    plt.close(figure)
 
 
 def draw_speeds(result, axes):

@@ -126,6 +126,16 @@ def test_a_stream_has_no_epochs(book, tmp_path):
     assert code == 2 and "--epochs 2" in output and "--max-steps" in output and len(output.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words, said", [
+    (["--stream", "--dataset-max-tokens", "300"], "--dataset-max-tokens 300"),
+    (["--stream", "--prepare"], "--stream y --prepare"),
+    (["--benchmark", "--fsdp"], "quite --fsdp"),
+])
+def test_what_would_be_without_effect_is_refused(book, tmp_path, words, said):
+    code, output = train(tmp_path, "--dataset", book, *TINY, *words)
+    assert code == 2 and said in output and len(output.splitlines()) == 1, output
+
+
 def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
     options = ["--dataset", book, *TINY, "--batch-size", "2", "--benchmark"]
     code, output = train(tmp_path, *options)

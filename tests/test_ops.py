@@ -155,6 +155,15 @@ def test_second_derivatives_are_refused_not_wrong(fused, name):
         torch.autograd.grad(sum(x.square().sum() for x in gradients), inputs)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives_by_a_constant_gradient_are_refused_too(fused, name):
+    """torch's once_differentiable lets these pass for zeros."""
+    function, shapes = CASES[name]
+    inputs = [x.requires_grad_() for x in drawn(shapes)]
+    with ops.using("fused"), pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(function(*inputs).sum(), inputs, create_graph=True)
+
+
 def test_what_the_kernels_do_not_take_goes_to_torch(fused):
     """float16: no kernel of ours."""
     packed = drawn(QKV, torch.float16)[0]

@@ -30,6 +30,19 @@ def test_the_curve_is_a_png_even_with_nan(tmp_path):
     assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_picture_never_costs_the_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MPLBACKEND", "module://no_existe.backend")  # as a notebook's kernel leaves it
+    log = reporter(tmp_path)
+    log.log(1, loss=3.0)
+    log.close()
+    assert (tmp_path / "loss.png").exists() and "Aviso" not in capsys.readouterr().out
+    log = reporter(tmp_path)
+    log.log(2, loss=3.0)
+    log.table.write_text(log.table.read_text().replace("3.0", "tres"))
+    log.close()
+    assert "Aviso: no se pudo dibujar la curva de pérdida (ValueError" in capsys.readouterr().out
+
+
 def test_mfu_only_where_the_peak_is_known(tmp_path):
     assert report.peak_flops("NVIDIA H200", "bf16") == 989.4e12
     assert report.peak_flops("NVIDIA H200", "fp32") is None

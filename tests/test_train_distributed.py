@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import train_distributed as script
-from aura import checkpoint, distributed, finetune, report, results, squad
+from aura import checkpoint, distributed, finetune, report, results, squad, wordpiece
+from aura.distributed import Session
 from aura.errors import UserError
 from aura.models import bert
 from tests.support import ROOT, Process, run, run_ranks
@@ -156,6 +157,29 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
     assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
 
 
+def test_the_best_of_other_questions_does_not_count(runs, tmp_path):
+    task = SimpleNamespace(sha256="a")
+    args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
+    (tmp_path / "best").mkdir()
+    described = tmp_path / "best" / "metrics.json"
+    for text, counts in (('{"val_loss": 1.0, "dataset_sha256": "b"}', False), ("{", False), ("[]", False),
+                         ('{"val_loss": 1.0, "dataset_sha256": "a"}', True), ('{"val_loss": 1.0}', True)):
+        described.write_text(text)
+        best = finetune.Evaluation(args, Session(), task, None, None, fresh=False).best
+        assert (best is not None) == counts, text
+
+
+def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
+    source = tmp_path / "m"
+    shutil.copytree(runs["one"][0] / "bert_squad", source)
+    described = source / "tokenizer_config.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), "strip_accents": False}))
+    ((code, output),) = train(tmp_path, 1, 1, "ddp", "--model", source, "--max-steps", 1)
+    assert code == 0, output
+    for folder in ("bert_squad", "checkpoints/best"):
+        assert wordpiece.load(source).strip_accents is wordpiece.load(tmp_path / folder).strip_accents is False
+
+
 @pytest.mark.parametrize("words, said", [
     (["--max-len", "64", "--question-len", "64"], "no deja sitio al contexto"),
     (["--max-len", "128", "--doc-stride", "128"], "use --doc-stride 61 o menos"),
@@ -181,7 +205,7 @@ def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
     monkeypatch.setattr(finetune.Evaluation, "_score", lambda self, logits: {})
     monkeypatch.setattr(finetune, "save_model", lambda *args: saved.append(args[-1]["val_loss"]))
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
-    evaluation = finetune.Evaluation(args, distributed.Session(), None, None, None, fresh=True)
+    evaluation = finetune.Evaluation(args, distributed.Session(), SimpleNamespace(sha256="a"), None, None, fresh=True)
     for _ in range(5):
         evaluation()
     assert saved[1:] == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0}

@@ -326,6 +326,30 @@ def test_fused_without_an_extension_is_refused_and_auto_goes_on(book, tmp_path):
     assert code == 0 and "scaled_dot_product_attention de torch" in output, output
 
 
+def test_two_runs_do_not_share_a_folder_of_tables(book, tmp_path):
+    words = [SCRIPT, *SMALL, "--dataset-name", str(book), "--max-steps", "5000"]
+    with Process([*words, "--checkpoint-dir", "a"], tmp_path) as process:
+        process.wait_for("paso 2/")
+        code, output = run([*words, "--checkpoint-dir", "b"], tmp_path)
+        assert code == 2 and "--log-dir" in output and len(output.splitlines()) == 1, output
+
+
+def test_a_model_that_cannot_be_written_names_the_checkpoint(book, tmp_path):
+    out = tmp_path / "salida"
+    with Process([SCRIPT, *SMALL, "--dataset-name", str(book), "--max-steps", "30", "--output", "salida/m.pth"],
+                 tmp_path) as process:
+        process.wait_for("paso 2/")
+        out.rmdir()
+        code, output = process.finish()
+    assert code == 3 and "la misma orden lo guarda" in output and "ckpt-00000030.pt" in output.splitlines()[-1], output
+
+
+def test_the_name_of_the_model_ends_as_those_beside_it_expect(tmp_path):
+    for name in ("m-0.1", "modelo.json"):
+        code, output = train(tmp_path, "--output", name)
+        assert code == 2 and f"--output '{name}'" in output and len(output.splitlines()) == 1, output
+
+
 def test_going_back_to_an_earlier_checkpoint_is_another_way(book, tmp_path):
     words = ["--dataset-name", book, "--checkpoint-freq", 2, "--keep-checkpoints", 2, "--keep-every", 2]
     assert train(tmp_path, *words, "--max-steps", 8)[0] == 0

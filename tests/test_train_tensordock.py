@@ -1,8 +1,10 @@
 """train_tensordock.py as a user runs it: real processes, real files."""
 
 import csv
+import gzip
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -209,6 +211,38 @@ def test_what_the_first_preset_of_the_guide_asks_for(dry_run):
 def test_what_cannot_fit_is_refused_with_the_nearest_that_does(dry_run):
     error, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 24, "--model_preset", "aura-72h-max")
     assert re.match(r"el modelo no cabe .*24\.0 GB.*cabe con --", error)
+
+
+@pytest.mark.parametrize("gigabytes", [3.1, 3.8, 5.4, 6.1, 8.2, 10, 11.6, 12, 20])
+def test_the_way_out_that_is_named_fits(dry_run, gigabytes):
+    card = ["--dataset_path", "muestra", "--gpu_gb", gigabytes]
+    error, _ = dry_run(*card, "--model_preset", "aura-72h-max", "--seq_length", 2048)
+    flags = re.search(r"cabe con (--.*) \(", error)[1].split()
+    preset = [] if "--model_preset" in flags else ["--model_preset", "aura-72h-max"]
+    length = [] if "--seq_length" in flags else ["--seq_length", 2048]
+    code, output = dry_run(*card, *preset, *length, *flags)
+    assert code == 0, (flags, output)
+
+
+def test_packed_text_is_planned_unpacked(dry_run, tmp_path_factory):
+    words = corpus_text().split()
+    text = "".join(f"{word}\n\n" for word in random.Random(0).choices(words, k=1_000_000))
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "libro.txt").write_text(text, encoding="utf-8")
+    with gzip.open(folder / "libro.txt.gz", "wb", 1) as file:
+        file.write(text.encode())
+    steps = [int(re.search(r"por paso x (\d+) pasos", dry_run("--dataset_path", folder / name)[1])[1])
+             for name in ("libro.txt", "libro.txt.gz")]
+    assert steps[1] == pytest.approx(steps[0], rel=0.1)
+
+
+@pytest.mark.parametrize("script, file", [("train_gpt2_spanish.py", "ckpt-00000001.pt")])
+def test_a_checkpoint_of_another_script_is_refused(book, tmp_path, script, file):
+    words = ["--preset", "demo", "--n-layer", 1, "--n-embd", 32, "--n-head", 2, "--seq-len", 32, "--vocab-size", 400,
+             "--sample-length", 0, "--max-steps", 1, "--dataset-name", book]
+    assert run([ROOT / script, *map(str, words)], tmp_path)[0] == 0
+    code, output = run([SCRIPT, "--resume_from", f"checkpoints/{file}"], tmp_path)
+    assert code == 2 and "es de otro de los scripts" in output and len(output.splitlines()) == 1, output
 
 
 def test_our_kernels_are_planned_where_they_are_asked_for(dry_run):

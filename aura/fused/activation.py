@@ -4,8 +4,9 @@ F half the last dimension of a packed projection.
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.library import register_autograd, register_fake
+
+from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 

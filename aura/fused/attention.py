@@ -6,7 +6,8 @@ RuntimeError, as are shapes that disagree. Under autocast on the CPU float32 bec
 """
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 

@@ -16,7 +16,8 @@ the element's row and column alone: philox.h under the counter (row, column // 8
 import math
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 

@@ -1,8 +1,9 @@
 """Rotary positions: what torch.compile and autograd need to know of csrc/ops_rotary.cpp."""
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.library import register_autograd, register_fake
+
+from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 
