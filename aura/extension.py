@@ -179,7 +179,7 @@ def source_hash(suffixes: tuple[str, ...] = (".cpp", ".h", ".inl")) -> str:
 def output_of(command: list[str]) -> str:
     """What a version query prints, or "" when the command is absent or fails: then it is simply another key."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -187,8 +187,11 @@ def output_of(command: list[str]) -> str:
 def find_compiler() -> list[str]:
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     for name in names:
-        command = shlex.split(name)
-        path = shutil.which(command[0])
+        try:
+            command = shlex.split(name)
+            path = shutil.which(command[0])
+        except (ValueError, IndexError):
+            raise Unavailable(f"CXX={name!r} no es la orden de un compilador; corríjala o quítela") from None
         if path:
             return [path, *command[1:]]
     raise Unavailable(f"no se encuentra un compilador de C++ ({', '.join(names)}); instale g++ o defina CXX")
@@ -228,7 +231,10 @@ def digest(parts: object) -> str:
 
 
 def _build_root() -> Path:
-    return Path(os.environ.get("AURA_BUILD_DIR") or Path.home() / ".cache" / "aura")
+    try:
+        return Path(os.environ.get("AURA_BUILD_DIR") or Path.home() / ".cache" / "aura")
+    except RuntimeError:  # a user without a name, as services and containers have them
+        raise Unavailable("no se sabe cuál es su carpeta personal; defina HOME o AURA_BUILD_DIR") from None
 
 
 def build_folder(key: str) -> Path:
@@ -298,9 +304,8 @@ def _first_error(output: str) -> str:
 
 def _run_ninja(ninja: str, folder: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C"}  # _first_error looks for English words
-    with subprocess.Popen(
-        [ninja], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    with subprocess.Popen([ninja], cwd=folder, env=environment, text=True, errors="replace", stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT) as process:
         try:
             output, _ = process.communicate(timeout=BUILD_LIMIT_S)
         except BaseException as error:
@@ -326,7 +331,7 @@ def run_build(rules: str, output: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=target.parent, ignore_cleanup_errors=True) as folder:
         print("Se compila la extensión C++, solo esta vez: puede tardar unos minutos.", file=sys.stderr, flush=True)
         built = Path(folder, output)
-        Path(folder, "build.ninja").write_text(rules)
+        Path(folder, "build.ninja").write_bytes(os.fsencode(rules))  # folders as the system names them
         _run_ninja(ninja, Path(folder))
         with open(built, "rb+") as file:
             os.fsync(file.fileno())

@@ -456,7 +456,8 @@ class _Ring:
         path = self._stream.paths[shard]
         if kind == "token":
             return _beyond_vocabulary(path, token, position, self._stream.vocab_size)
-        return f"{path} se ha acortado mientras se leía; vuelva a generarlo y reanude desde el último punto guardado."
+        return (f"{path} se ha acortado mientras se leía, o el disco ya no deja leerlo: compruebe el disco o vuelva a "
+                "generarlo y reanude desde el último punto guardado.")
 
 
 def _positions(

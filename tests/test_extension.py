@@ -128,6 +128,24 @@ def test_no_compiler_is_one_line_and_none(tmp_path):
 
 
 @needs_jit
+@pytest.mark.parametrize("change, told", [({"CXX": "g++ '-O2"}, "CXX=\"g++ '-O2\""), ({"CXX": " "}, "CXX=' '")])
+def test_an_environment_that_makes_no_sense_is_one_line_too(tmp_path, change, told):
+    base = {key: value for key, value in os.environ.items() if key not in ("AURA_EXTENSION", "CXX")}
+    out, err = finish(start({**base, "AURA_BUILD_DIR": str(tmp_path), **change}, LOAD + "; e.load()"))
+    assert out.startswith("False\n") and told in err and len(err.splitlines()) == 1, err
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("AURA_BUILD_DIR", raising=False)
+    monkeypatch.setattr(extension.Path, "home", nobody)
+    with pytest.raises(extension.Unavailable, match="AURA_BUILD_DIR"):
+        extension.build_folder("x")
+
+
+@needs_jit
 def test_compile_error_is_told_in_its_own_words(tmp_path, workshop):
     environment, _, _ = workshop
     failing = "#!/bin/sh\necho 'a.cpp:1: note: x'\necho 'a.cpp:3:4: error: no such luck'\nexit 1\n"
