@@ -11,14 +11,12 @@ lost does another write it, on its own disk, and the next start finds it there.
 """
 
 import contextlib
-import functools
 import os
 import pickle
 import re
 import shutil
 import threading
 import time
-import uuid
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -29,7 +27,6 @@ import torch
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError
 from aura.files import atomic_write, explain, remove_partials, set_aside, write_bytes
-from aura.launch import LISTENED
 from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
@@ -62,12 +59,6 @@ def found(directory):
     """Paths of all checkpoints in `directory`, newest (highest step) first; not verified."""
     paths = [path for path in Path(directory).glob("*.pt") if step_of(path) is not None]
     return sorted(paths, key=lambda path: (step_of(path), path.stat().st_mtime_ns), reverse=True)
-
-
-@functools.cache
-def this_launch():
-    """A name that all attempts of one launch_distributed.py share, or else those inside this process."""
-    return os.environ.get(LISTENED) or uuid.uuid4().hex
 
 
 def _first_line(problem):
@@ -227,14 +218,14 @@ class Checkpointer:
         """`resume` or, for a later attempt of one launch, 'auto' once an earlier one has begun and saved in the folder:
         what was asked for was for the first. On rank 0 alone."""
         with contextlib.suppress(FileNotFoundError):
-            if (self.directory / LAUNCH).read_bytes() == this_launch().encode() and found(self.directory):
+            if (self.directory / LAUNCH).read_bytes() == self.dist.launch.encode() and found(self.directory):
                 return "auto"
         return resume
 
     def begin(self, resume):
         """Leave word that what lies in the folder is of this launch, for a later attempt to know."""
         if self.dist.main and resume != "auto":
-            write_bytes(self.directory / LAUNCH, this_launch().encode())
+            write_bytes(self.directory / LAUNCH, self.dist.launch.encode())
 
     def save(self, step, state, interrupted=False, own=None):
         """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background if

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -25,6 +26,7 @@ from aura import backend as backends
 from aura import placement, sharding
 from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError
+from aura.launch import LISTENED
 
 POLL_SECONDS = 0.2
 THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
@@ -43,7 +45,8 @@ FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that t
 @dataclass
 class Session:
     """What a script needs to know about its group. `fallback` is the reason for leaving NCCL, else None. `shards`: into
-    how many parts the model is cut, 1 when each process holds all of it."""
+    how many parts the model is cut, 1 when each process holds all of it. `launch`: a name that all attempts of one
+    launch_distributed.py share, or else those within this session."""
 
     rank: int = 0
     local_rank: int = 0
@@ -60,6 +63,7 @@ class Session:
     failed: list = field(default_factory=list)  # the rank that said why it left
     broken: bool = False  # peer_lost() was called: no collective will ever end again
     mesh: object = None  # the group as shards know it
+    launch: str = field(default_factory=lambda: os.environ.get(LISTENED) or uuid.uuid4().hex)
 
     @property
     def main(self):

@@ -158,15 +158,16 @@ def test_reload_gives_what_was_loaded_or_saved_last_and_else_what_verifies(tmp_p
     assert saved(tmp_path / "empty").reload() is None
 
 
-def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path, monkeypatch):
+def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
     keeper = saved(tmp_path, 1)
     for resume in ("none", "otro.pt"):
-        monkeypatch.setattr(checkpoint, "this_launch", lambda name=resume: name)
+        keeper.dist.launch = resume
         assert keeper.asked(resume) == resume, "what lies there is of another launch"
         keeper.begin(resume)
         assert keeper.asked(resume) == "auto"
     keeper.start_fresh()
     assert keeper.asked("otro.pt") == "otro.pt", "it had saved nothing yet"
+    assert Session().launch != Session().launch
 
 
 def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
