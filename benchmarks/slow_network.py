@@ -690,9 +690,10 @@ def build_parser():
                         help="semillas de --quality (por defecto: 1,2,3)")
     parser.add_argument("--corpus", type=existing_file, nargs="+", metavar="FICHERO",
                         help="textos que se añaden a la muestra incluida")
-    parser.add_argument("--lr", type=float, default=1e-3, help="tasa de aprendizaje de --quality (por defecto: 0.001)")
-    parser.add_argument("--beta2", type=float, default=0.99, metavar="X",
-                        help="la de AdamW; más, con menos tokens por paso (por defecto: 0.99)")
+    parser.add_argument("--lr", type=float, default=4e-4,
+                        help="tasa de aprendizaje de --quality; menos, con menos tokens por paso (por defecto: 0.0004)")
+    parser.add_argument("--beta2", type=float, default=0.999, metavar="X",
+                        help="la de AdamW; más, con menos tokens por paso (por defecto: 0.999)")
     parser.add_argument("--precision", choices=list(measure.DTYPES), default="fp32",
                         help="en la que se calcula (por defecto: fp32)")
     for name, what in (("sync-lr", "tasa"), ("sync-momentum", "inercia")):
@@ -706,9 +707,9 @@ def build_parser():
     for name, value, what in (
             ("machines", 2, "máquinas"), ("rounds", 1, "rondas de cada red"),
             ("seconds", 20, "lo que se mide, en segundos"), ("sync-every", SYNC_EVERY, "pasos entre dos acuerdos"),
-            ("tokens", 3_000_000, "tokens de cada entrenamiento de --quality"), ("n-layer", 6, "bloques"),
+            ("tokens", 9_000_000, "tokens de cada entrenamiento de --quality"), ("n-layer", 6, "bloques"),
             ("n-embd", 384, "ancho"), ("n-head", 6, "cabezas"), ("vocab-size", 6400, "piezas del tokenizador"),
-            ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 8, "secuencias por proceso y paso")):
+            ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 2, "secuencias por proceso y paso")):
         parser.add_argument(f"--{name}", type=positive, default=value, metavar="N",
                             help=f"{what} (por defecto: {value})")
     parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")

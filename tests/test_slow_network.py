@@ -222,12 +222,12 @@ def test_trainings_that_are_kept_go_on(slow, trains, tmp_path, capsys):
     kept = ("--work", str(work), "--seeds")
     assert trains(*kept, "1") == {("diloco", 1): 1, ("one", 1): 1}
     assert trains(*kept, "1,2") == {("diloco", 1): 2, ("diloco", 2): 1, ("one", 1): 2, ("one", 2): 1}
-    steps = 3_000_000 // (8 * 128)
+    steps = 9_000_000 // (2 * 128)
     words = (work / f"one-{steps}" / "2" / "words").read_text()
     assert "--resume auto --checkpoint-freq" in words and "--checkpoint-freq 0" not in words
     with pytest.raises(SystemExit, match="^2$"):
         trains(*kept, "1", "--lr", "0.5", "--tokens", "10000")
-    assert "tokens: 3000000 y no 10000; lr: 0.001 y no 0.5); dé otra carpeta" in capsys.readouterr().err
+    assert "tokens: 9000000 y no 10000; lr: 0.0004 y no 0.5); dé otra carpeta" in capsys.readouterr().err
     text = tmp_path / "text.txt"
     text.write_text("otro")
     with pytest.raises(SystemExit, match="^2$"):
@@ -261,12 +261,14 @@ def test_command_lines_are_those_of_the_script(slow, tmp_path):
         words = slow.speed_words(args, tmp_path, method)
         parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
         assert parsed.sync == (method if method in ("ddp", "fp16", "diloco", "auto") else "auto")
-    args = slow.build_parser().parse_args(["--beta2", "0.999", "--precision", "bf16"])
+    args = slow.build_parser().parse_args(["--beta2", "0.95", "--precision", "bf16"])
     words = slow.quality_words(args, tmp_path, "diloco", 3, 1464)
     parsed = train_gpt2_spanish.build_parser().parse_args(list(map(str, words)))
     assert (parsed.seed, parsed.sync_every, parsed.eval_interval, parsed.max_steps) == (3, SYNC_EVERY, 97, 1464)
     assert parsed.precision == slow.sizes(args)["precision"] == "bf16"
-    assert slow.sizes(args)["gradient_mb"] > 50 and slow.sizes(args)["beta2"] == parsed.beta2 == 0.999
-    for words, outer in (([], (0.7, 0.9)), (["--quality"], (0.9, 0.5)), (["--quality", "--sync-lr", "1"], (1.0, 0.5))):
+    assert slow.sizes(args)["gradient_mb"] > 50 and slow.sizes(args)["beta2"] == parsed.beta2 == 0.95
+    few = ["--quality", "--tokens", "3000000", "--batch-size", "8"]
+    for words, outer in (([], (0.7, 0.9)), (["--quality"], (0.7, 0.9)), (few, (0.9, 0.5)),
+                         ([*few, "--sync-lr", "1"], (1.0, 0.5))):
         about = slow.sizes(slow.build_parser().parse_args(words))
         assert (about["sync_lr"], about["sync_momentum"]) == outer
