@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aura import cli, launch, placement
+from aura import cgroup, cli, launch, placement
 from aura.errors import EXIT_OK, UserError
 
 ROOT = Path(__file__).resolve().parent
@@ -124,7 +124,7 @@ def address_problem(name, own):
 
 def environment(args, processes):
     """{variable: (value, why)} of what is set for the processes; what the user has set stays."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = cgroup.cores()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     cards = ",".join((visible.split(",") if visible else [str(card) for card in range(processes)])[:processes])
     wanted = {

@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from aura import cli, dashboard, diagnosis, heartbeat, sensors
+from aura import cli, dashboard, diagnosis, heartbeat, processes, sensors
 from aura.clock import WINDOWS
 from aura.errors import EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
 from aura.files import explain
@@ -93,7 +93,8 @@ def measured(args, wait):
     while True:
         beats = heartbeat.read(args.run) if args.run else []
         # With this process among them the list is never empty where processes can be listed at all.
-        ours = [os.getpid(), *(beat.pid for beat in beats if beat.host == source.host and beat.ended is None)]
+        ours = [os.getpid(), *(beat.pid for beat in beats if beat.host == source.host and beat.ended is None
+                               and beat.pids == processes.pid_namespace())]
         yield source.sample(ours), beats
         # After a machine slept, the samples it missed are not made up for.
         tick = max(tick + 1, math.ceil((time.monotonic() - start) / args.interval))
@@ -149,17 +150,19 @@ def watch(args, view):
             break
     if not seen:
         raise UserError(f"--replay {args.replay!r}: no contiene ninguna muestra")
-    return verdict(args, samples[-1], readings[-1], found) if args.check else EXIT_OK
+    return verdict(args, samples[-1], readings[-1], found, seen) if args.check else EXIT_OK
 
 
-def verdict(args, sample, beats, found):
-    """Print what --check found; returns the exit code."""
+def verdict(args, sample, beats, found, seen):
+    """Print what --check found in `seen` samples; returns the exit code."""
+    least = diagnosis.Limits().hits
     if args.run and not beats:
         raise UserError(f"--run {args.run!r}: ningún rango da señales ahí; indique el --log-dir del entrenamiento")
     if args.json:
         print(dashboard.record(sample, beats, found))
     elif not found:
-        print(f"Todo correcto en {sample.host}" + (f"; rangos vistos: {len(beats)}." if beats else "."))
+        few = f" (con menos de {least} muestras no se juzga lo que va y viene)" if seen < least else ""
+        print(f"Todo correcto en {sample.host}" + (f"; rangos vistos: {len(beats)}" if beats else "") + few + ".")
     else:
         print(*(dashboard.clean(f"{finding.kind}: {finding.line()}") for finding in found), sep="\n")
     return EXIT_FAULT if found else EXIT_OK

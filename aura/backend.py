@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as c10d
 
+from aura import cgroup
 from aura.errors import UserError
 
 ANSWER_SECONDS = 2.0  # for a port to be open
@@ -26,6 +27,14 @@ def local_device(local_rank):
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def limit_threads():
+    """Compute on no more threads than can be kept busy (cgroup.cores): torch takes one for each core of the machine,
+    and in a container with less processor time they would wait for each other. OMP_NUM_THREADS has the last word."""
+    cores = cgroup.cores()
+    if not os.environ.get("OMP_NUM_THREADS") and torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)
 
 
 def choose_libuv():

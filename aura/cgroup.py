@@ -1,13 +1,15 @@
 """Control groups: what a container, a job of a scheduler or a service may use of its machine; no torch needed."""
 
+import contextlib
 import math
+import os
 from pathlib import Path
 
 MEMBERSHIP, ROOT = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
-def _memory_groups(membership, root):
-    """Yield (limit in bytes, folder, version) of this process's control group and those above it that have a limit.
+def _groups(controller, membership, root):
+    """Yield (folder, version) of the control groups with this controller that the process is in, its own first.
 
     Lines of `membership` are number:controllers:path, with no controllers in version 2 (cgroups(7)).
     """
@@ -17,17 +19,40 @@ def _memory_groups(membership, root):
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top, name = (Path(root, "memory"), "memory.limit_in_bytes") if controllers else (Path(root), "memory.max")
+        top = Path(root, controller) if controllers else Path(root)
         inside = Path(path.lstrip("/"))
         for folder in (inside, *inside.parents):  # a container sees its own group at the top, whatever its path says
-            try:
-                text = (top / folder / name).read_text().strip()
-            except OSError:
-                continue
+            yield top / folder, 1 if controllers else 2
+
+
+def _memory_groups(membership, root):
+    """Yield (limit in bytes, folder, version) of this process's control group and those above it that have a limit."""
+    for folder, version in _groups("memory", membership, root):
+        with contextlib.suppress(OSError):
+            text = (folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")).read_text().strip()
             if text.isdecimal():
-                yield int(text), top / folder, 1 if controllers else 2
+                yield int(text), folder, version
+
+
+def _processors(membership, root):
+    """Yield the processor time per time, in cores, of each of the groups that limits it."""
+    for folder, version in _groups("cpu", membership, root):
+        with contextlib.suppress(OSError, ValueError):
+            if version == 1:
+                quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+            else:
+                quota, period = (folder / "cpu.max").read_text().split()
+            if quota.isdecimal():  # and neither max nor -1
+                yield int(quota) / int(period)
+
+
+def cores(membership=MEMBERSHIP, root=ROOT):
+    """How many threads this process can keep busy: the cores it may run on, or fewer where its control group or one
+    above it limits the processor time (docker run --cpus), rounded up. torch counts those of the machine."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, math.ceil(min(_processors(membership, root), default=allowed))))
 
 
 def group_limit(membership=MEMBERSHIP, root=ROOT):

@@ -325,20 +325,35 @@ class Screen:
         self.before = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
         if hasattr(signal, "SIGWINCH"):
             signal.signal(signal.SIGWINCH, lambda *_: None)  # only signals with a handler leave their byte
-        sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J")
+            signal.signal(signal.SIGTSTP, self._pause)
+        self._begin()
         return self
 
     def __exit__(self, *_):
         with contextlib.suppress(OSError):  # a terminal that was closed
-            sys.stdout.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
-            if self.draw:  # the last figures stay to be read
-                Pipe(self.color).show(self.draw)
-            sys.stdout.flush()
+            self._end()
         signal.set_wakeup_fd(self.before)
         if hasattr(signal, "SIGWINCH"):
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         self.reader.close()
         self.writer.close()
+
+    def _begin(self):
+        sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J")
+        sys.stdout.flush()
+
+    def _end(self):
+        sys.stdout.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
+        if self.draw:  # the last figures stay to be read
+            Pipe(self.color).show(self.draw)
+        sys.stdout.flush()
+
+    def _pause(self, *_):
+        """Ctrl+Z: leave the terminal to the shell until it says fg; the byte of this signal has all drawn anew."""
+        self._end()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._begin()
 
     def show(self, draw):
         """Draw what draw(width) gives, as much as there is room for; the findings go before the rest."""

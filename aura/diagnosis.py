@@ -61,8 +61,13 @@ def diagnose(samples, beats, now, limits=None):
 
 
 def is_local(beat, sample):
-    """Whether the rank runs on the machine of `sample`, so that its pid and cards are those seen there."""
+    """Whether the rank runs on the machine of `sample`, so that its cards are those seen there."""
     return beat.received is None and beat.host == sample.host
+
+
+def is_seen(beat, sample):
+    """Whether the rank's pid is the one seen at `sample`: on its machine, and not in a container of another's pids."""
+    return is_local(beat, sample) and beat.pids == sample.pids
 
 
 def machine_names(beats):
@@ -98,7 +103,8 @@ class Run:
             if beat.ended is None:
                 local = is_local(beat, sample)
                 silent = max(0.0, heartbeat.age(beat, min(now, collected) if beat.received is not None else now))
-                self.ranks.append(Rank(beat, local, silent, status.get(beat.pid, "") if local and status else None))
+                known = status and is_seen(beat, sample)
+                self.ranks.append(Rank(beat, local, silent, status.get(beat.pid, "") if known else None))
         self.lost = [rank for rank in self.ranks if self._is_lost(rank)]
         self.alive = [rank for rank in self.ranks if rank not in self.lost]
         self.whole = bool(beats) and len(beats) == beats[0].world_size
@@ -424,7 +430,7 @@ def _foreign(run, samples):
     if not any(rank.local for rank in run.alive):
         return []
     ours = {process.pid for sample in samples for process in sample.processes if process.ours}
-    ours |= {rank.beat.pid for rank in run.ranks if rank.local}
+    ours |= {rank.beat.pid for rank in run.ranks if is_seen(rank.beat, run.sample)}
     names = {process.pid: process.name for process in samples[-1].processes}
     found = []
     for who, ranks, history in _cards(run, samples):

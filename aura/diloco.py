@@ -15,7 +15,6 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as c10d
@@ -64,8 +63,8 @@ class DiLoCo:
         fragments, size = min(FRAGMENTS, every), len(self.agreed_flat)
         self.cuts = [size * number // fragments for number in range(fragments + 1)]
         self.due = {(number + 1) * every // fragments % every: number for number in range(fragments)}
-        # A group of its own: one gloo group carries two things at a time, and a message must not wait for a fragment.
-        self.wire = c10d.new_group(backend="gloo", timeout=timedelta(seconds=dist.timeout))
+        # Of their own: one gloo group carries two things at a time, and a message must not wait for a fragment.
+        self.wire = averaging.connect(dist.timeout)
         self.owed = [averaging.nothing_owed(end - begin, dist.world_size)
                      for begin, end in itertools.pairwise(self.cuts)]
         self.flight, self.messages, self.own = None, deque(), None

@@ -308,6 +308,7 @@ def session(args, before_group=None):
         raise sharding.agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite "
                                           "lo uno o lo otro")
     place = placement.find(args)
+    backends.limit_threads()
     dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout,
                    shards=place.world_size if sharded else 1)
     if not place.grouped:

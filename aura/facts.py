@@ -14,7 +14,7 @@ import torch
 import torch.distributed as c10d
 
 import aura
-from aura import backend, dataset, extension, links, placement
+from aura import backend, cgroup, dataset, extension, links, placement
 from aura.errors import UserError
 from aura.files import explain
 
@@ -156,7 +156,6 @@ def _carries(value, name, addresses, alone):
 
 
 def _processor():
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     nice = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else None
-    return {"name": backend.device_name(torch.device("cpu")), "cores": cores, "threads": torch.get_num_threads(),
-            "nice": nice}
+    return {"name": backend.device_name(torch.device("cpu")), "cores": cgroup.cores(),
+            "threads": torch.get_num_threads(), "nice": nice}

@@ -22,6 +22,7 @@ from pathlib import Path
 from aura import cgroup
 from aura.clock import Clock, Window
 from aura.files import PARTIAL_SUFFIX, explain
+from aura.processes import pid_namespace
 
 FOLDER = "heartbeat"  # inside --log-dir
 NAME = re.compile(r"rank-\d{5,}\.json")
@@ -36,7 +37,7 @@ class Beat:
     """What one rank said last. phase: start, compute, data, communication, save, evaluate or end; phase_s: seconds in
     it without getting any further. memory, memory_total: bytes, of the card on CUDA, of this process and the machine
     else. time: when it was said (Unix time there); received: when rank 0 took a new one from another machine (Unix time
-    at rank 0), None for what this machine's own ranks wrote."""
+    at rank 0), None for what this machine's own ranks wrote. pids: the pid_namespace() that gave the pid."""
 
     run: str
     rank: int
@@ -61,6 +62,7 @@ class Beat:
     ended: str | None = None  # how the run of this rank ended, in words; None while it goes on
     failed: bool = False  # whether that was an error
     received: float | None = None
+    pids: str | None = None
 
 
 # ---- Reading --------------------------------------------------------------------------------------------------------
@@ -192,7 +194,8 @@ class _Teller:
         dist = self.dist
         self.constants = {
             "run": self.run_id, "rank": dist.rank, "world_size": dist.world_size, "local_rank": dist.local_rank,
-            "host": socket.gethostname(), "address": self.address, "pid": os.getpid(), "device": str(dist.device),
+            "host": socket.gethostname(), "address": self.address, "pid": os.getpid(),
+            "pids": pid_namespace(), "device": str(dist.device),
             "gpu_uuid": _card(dist.device), "memory_total": _memory_total(dist.device)}
 
     def _clear_folder(self):

@@ -62,10 +62,10 @@ def _from_environment(env):
 
 def _from_slurm(env):
     """Slurm's variables (srun manual, OUTPUT ENVIRONMENT VARIABLES); the port follows from the job's number so that
-    two jobs on one node do not meet."""
+    two jobs on one node do not meet, and lies below those that Linux gives to connections (32768 on, ip(7))."""
     return {"rank": env["SLURM_PROCID"], "world_size": env["SLURM_NTASKS"], "local_rank": env.get("SLURM_LOCALID", "0"),
             "master_addr": env.get("MASTER_ADDR") or first_host(_slurm_list(env) or "127.0.0.1"),
-            "master_port": env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000}
+            "master_port": env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 12000}
 
 
 def first_host(node_list):

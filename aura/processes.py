@@ -178,9 +178,15 @@ class Processes:
         return mine
 
 
+def pid_namespace():
+    """What is the same for those who number processes alike: a container numbers its own. None where there is no such
+    thing."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
 def pids_apart():
     """Whether the driver may number processes otherwise than this one sees them: inside a container."""
-    try:
-        return os.readlink("/proc/self/ns/pid") != "pid:[4026531836]"  # PROC_PID_INIT_INO, the machine's own
-    except OSError:
-        return False
+    return pid_namespace() not in (None, "pid:[4026531836]")  # PROC_PID_INIT_INO, the machine's own

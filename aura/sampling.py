@@ -12,7 +12,8 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
     """
     if temperature == 0:
         return int(logits.argmax())
-    logits = logits.float().cpu() / temperature
+    logits = logits.double().cpu()
+    logits = ((logits - logits.max()) / temperature).float()  # by however little: the likeliest stays at 0
     if top_k:
         logits[logits < logits.topk(min(top_k, len(logits))).values[-1]] = -torch.inf
     probabilities = logits.softmax(-1)

@@ -22,7 +22,7 @@ from pathlib import Path
 from aura.cgroup import group_limit, group_used
 from aura.errors import UserError
 from aura.gpus import Gpu, gpu_reader, optional
-from aura.processes import Activity, Processes, ask, pids_apart
+from aura.processes import Activity, Processes, ask, pid_namespace, pids_apart
 
 LOOPBACK = ("lo", "lo0")
 
@@ -57,6 +57,7 @@ class Sample:
     processes: list[Activity] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pids: str | None = None  # the pid_namespace() of the processes
 
 
 # ---- One sample -----------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Sensors:
                       load=ask(lambda: os.getloadavg()[0]), memory_used=used, memory_total=total,
                       swap_used=swap_used, swap_total=swap_total, disk=self._disk, disk_free=disk and disk.free,
                       disk_total=disk and disk.total, links=links, processes=activities, gpus=gpus,
-                      notes=self._notes + notes)
+                      notes=self._notes + notes, pids=pid_namespace())
 
     def processor(self):
         """Percent of all cores since the call before."""

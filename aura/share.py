@@ -58,9 +58,17 @@ def _has_intact(dist, meta, data_dir):
 
 
 def _place(data_dir):
-    """What tells two machines, or two folders of one machine, apart."""
+    """What tells two machines, also two copies of one virtual machine, or two folders of one machine, apart."""
     stat = os.stat(data_dir)
-    return f"{socket.gethostname()}/{stat.st_dev}/{stat.st_ino}"
+    return f"{socket.gethostname()}/{_boot()}/{stat.st_dev}/{stat.st_ino}"
+
+
+def _boot():
+    """The name that Linux gives to each start of a machine; "" elsewhere."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _size(meta):

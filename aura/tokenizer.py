@@ -9,7 +9,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import hf_tokenizer
+from aura import cgroup, hf_tokenizer
 from aura.errors import UserError
 from aura.files import explain, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
@@ -69,7 +68,7 @@ class Tokenizer:
 
     def encode_batch(self, texts, threads=None):
         """The token ids of each text, as a list of lists, on `threads` cores (all by default)."""
-        threads = threads or os.cpu_count() or 1
+        threads = threads or cgroup.cores()
         if not self._verbatim:
             return self._processor.encode(list(texts), num_threads=threads)
         pieces, owners = [], []
@@ -361,6 +360,6 @@ def _train(lines, vocab_size):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=vocab_size, byte_fallback=True,
         normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False,
-        character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=os.cpu_count() or 1,
+        character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=cgroup.cores(),
         minloglevel=2, pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>", eos_piece="</s>")
     return _without_threads(model.getvalue())

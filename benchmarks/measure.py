@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from loader import processor  # noqa: E402
 
-from aura import extension, pretrain  # noqa: E402
+from aura import cgroup, extension, pretrain  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SAMPLE_S = 0.002  # a sample repeats short calls until it lasts about this long: the clock and its reading cost nothing
@@ -57,7 +57,7 @@ def restored() -> Iterator[None]:
 
 def threads(text: str) -> list[int]:
     """'1,2' as numbers, without those beyond the cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cgroup.cores()
     wanted = numbers(text)
     if min(wanted) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: los hilos se cuentan desde 1")

@@ -99,8 +99,6 @@ bool in_host_memory(const OptionalTensor& t) { return !t.has_value() || t->is_cp
 // What the kernels of a GPU are told instead of sequences.
 void describe(Call* call, const Options& options) {
   const Tensor& q = call->q;
-  TORCH_CHECK(q.device() == call->k.device() && q.device() == call->v.device(),
-              "attention: q, k, v must be on the same device");
   TORCH_CHECK(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16, "attention: dtype ", q.scalar_type(),
               " is not float16 or bfloat16, which the kernels of a GPU take");
   call->lengths = on_device(options.lengths, q);
@@ -119,6 +117,7 @@ Tensor flattened(const Tensor& t) { return t.reshape({1, t.size(0) * t.size(1), 
 
 Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
   TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, "attention: q, k, v must be [B, T, H, D]");
+  TORCH_CHECK(q.device() == k.device() && q.device() == v.device(), "attention: q, k, v must be on the same device");
   TORCH_CHECK(k.sizes() == v.sizes(), "attention: k and v must have the same shape");
   TORCH_CHECK(q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3),
               "attention: q and k must agree in batch, heads and head width");

@@ -233,6 +233,15 @@ def test_gone_process_of_this_machine():
     assert judge(cluster(rank1={"time": NOW - 1.0}), processes=processes) == []  # it died between two sensors, or not
 
 
+def test_a_pid_of_a_container_is_not_looked_for_among_those_of_the_machine():
+    apart = {"pids": "pid:[4026532201]", "time": NOW - 8.0}
+    assert judge(cluster(rank1=apart), processes=[activity(PID)]) == []
+    assert judge(cluster(rank1=apart), processes=[activity(PID), activity(PID + 1, status="stopped")]) == []
+    late = {**apart, "time": NOW - 14.0}
+    only(judge(cluster(rank1=late), processes=[activity(PID)]), "gone", "rango 1 (nodo1)", "ha muerto o está detenido")
+    only(judge(cluster(rank1={"time": NOW - 8.0}), processes=[activity(PID)]), "gone", "su proceso ha muerto")
+
+
 def test_gone_where_processes_cannot_be_listed():
     only(judge(cluster(rank1={"time": NOW - 14.0}), processes=[]), "gone", "rango 1", "ha muerto o está detenido")
 

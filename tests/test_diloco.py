@@ -128,18 +128,16 @@ def spoilt(dist):
 def nobody(dist):
     """The mean where no rank has anything finite to say, what is owed then by one who owed 0.3 before, and the bytes
     that left this rank."""
-    sent, others = [], dist.world_size - 1
-    gather, scatter = c10d.all_gather, c10d.all_to_all_single
-    c10d.all_gather = lambda into, data, **more: (sent.append(len(data) * others), gather(into, data, **more))[1]
-    c10d.all_to_all_single = lambda into, data, **more: (
-        sent.append(len(data) * others // dist.world_size), scatter(into, data, **more))[1]
+    sent, scatter = [], c10d.all_to_all_single
+    c10d.all_to_all_single = lambda into, data, *sizes, **more: (
+        sent.append(len(data)), scatter(into, data, *sizes, **more))[1]
     try:
         owed = averaging.nothing_owed(COUNT, dist.world_size) + 0.3
         payload, _ = averaging.pack_all(torch.ones(COUNT), 0.0, dist.world_size)
-        average = averaging.start(payload, COUNT, c10d.group.WORLD, owed, c10d.Work.wait)
+        average = averaging.start(payload, COUNT, averaging.connect(60), owed, c10d.Work.wait)
         return {"mean": average.mean(dist.device), "owed": average.owed, "bytes": sum(sent)}
     finally:
-        c10d.all_gather, c10d.all_to_all_single = gather, scatter
+        c10d.all_to_all_single = scatter
 
 
 def between(dist):
@@ -147,7 +145,7 @@ def between(dist):
     synced = DiLoCo(dist, layers(), 20)
     for step in (1, 2):
         advance(synced, step)
-    synced.flight.average.work.wait()
+    synced.flight.average.exchange.wait(c10d.Work.wait)
     advance(synced, 3)
     left = getattr(synced.flight.average, "means", None) is not None
     advance(synced, 4, last=True)

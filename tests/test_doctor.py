@@ -257,7 +257,7 @@ def test_rank_0_that_never_came_is_one_line(tmp_path):
     code, output = run([DOCTOR, "--full", "--timeout", "1"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=free_port())
     assert code == 2 and output.count("\n") == 1 and "no se pudo llegar al rango 0" in output
-    assert run([DOCTOR, "--json"], tmp_path) == (2, "error: --json solo sirve con --full\n")
+    assert run([DOCTOR, "--json"], tmp_path) == (2, "error: --json solo sirve con --full: añádalo\n")
 
 
 def test_another_program_at_the_port_is_told_from_nobody(tmp_path):

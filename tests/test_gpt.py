@@ -190,6 +190,7 @@ def test_choices():
     logits = torch.tensor([1.0, 3.0, 2.0, -5.0])
     generator = torch.Generator().manual_seed(0)
     assert sampling.choose(logits, generator, temperature=0) == 1
+    assert {sampling.choose(100 * logits, generator, temperature=1e-300) for _ in range(9)} == {1}
     assert {sampling.choose(logits, generator, top_k=2) for _ in range(60)} == {1, 2}
     assert {sampling.choose(logits, generator, top_p=0.1) for _ in range(60)} == {1}
     assert {sampling.choose(logits, generator) for _ in range(300)} >= {0, 1, 2}

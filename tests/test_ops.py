@@ -164,6 +164,22 @@ def test_second_derivatives_by_a_constant_gradient_are_refused_too(fused, name):
         torch.autograd.grad(function(*inputs).sum(), inputs, create_graph=True)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_forward_derivatives_are_torchs(fused, name):
+    """Ours have none, and torch takes those of an operator that says nothing for zeros."""
+    function, shapes = CASES[name]
+    inputs = tuple(drawn(shapes))
+    directions = tuple(torch.ones_like(x) for x in inputs)
+    with ops.using("fused"):
+        try:
+            _, along = torch.func.jvp(lambda *x: function(*x).sum(), inputs, directions)
+        except NotImplementedError as refused:  # its attention on a CPU
+            assert "forward AD" in str(refused)
+            return
+        gradients = torch.autograd.grad(function(*(x.requires_grad_() for x in inputs)).sum(), inputs)
+    assert abs(float(along - sum(x.sum() for x in gradients))) < 1e-6 and along
+
+
 def test_what_the_kernels_do_not_take_goes_to_torch(fused):
     """float16: no kernel of ours."""
     packed = drawn(QKV, torch.float16)[0]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import psutil
 import pytest
@@ -302,6 +303,49 @@ def test_a_control_group_with_less_memory_is_what_counts(no_gpus, monkeypatch, t
     assert cgroup.group_used(tmp_path / "missing") is None and cgroup.group_limit(tmp_path / "missing") == math.inf
     (folder / "memory.stat").unlink()
     assert cgroup.group_used(membership, tmp_path / "root") is None
+
+
+@pytest.mark.parametrize("line, files, limit", [
+    ("0::/job", {"job/cpu.max": "250000 100000"}, 3), ("0::/job", {"job/cpu.max": "20000 100000"}, 1),
+    ("0::/job", {"job/cpu.max": "max 100000"}, 64), ("0::/job/step", {"job/cpu.max": "200000 100000"}, 2),
+    ("0::/job", {"job/cpu.max": "9900000 100000"}, 64), ("0::/job", {"job/cpu.max": ""}, 64),
+    ("4:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "150000", "cpu/job/cpu.cfs_period_us": "50000"}, 3),
+    ("4:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "50000"}, 64),
+    ("4:cpuacct:/job", {"cpuacct/job/cpu.cfs_quota_us": "1", "cpuacct/job/cpu.cfs_period_us": "1"}, 64)])
+def test_a_control_group_with_less_processor_time_has_fewer_cores(tmp_path, monkeypatch, line, files, limit):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    (tmp_path / "cgroup").write_text(line + "\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cgroup.cores(tmp_path / "cgroup", tmp_path) == limit
+    assert cgroup.cores(tmp_path / "missing", tmp_path) == 64
+
+
+@pytest.fixture
+def half_a_core():
+    """The folder of a control group of this machine that may use one half of a core."""
+    folder = Path(cgroup.ROOT, "cpu", f"aura-{os.getpid()}")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("needs root and control groups of version 1")
+    try:
+        (folder / "cpu.cfs_quota_us").write_text("50000")
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_threads_of_a_process_with_half_a_core(half_a_core):
+    said = "import torch; from aura import backend, cgroup; backend.limit_threads(); " \
+           "print(cgroup.cores(), torch.get_num_threads())"
+    for variables, threads in (({}, 1), ({"OMP_NUM_THREADS": "2"}, 2)):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | variables
+        done = subprocess.run(["sh", "-c", 'echo $$ > "$1/cgroup.procs"; exec "$2" -c "$3"', "-", half_a_core,
+                               sys.executable, said], capture_output=True, text=True, timeout=60, env=environment,
+                              cwd=ROOT, check=True)
+        assert done.stdout.split() == ["1", str(threads)]
 
 
 @pytest.mark.parametrize("line", ["", "[]", "nada", "{}", '{"time": 1}', "[" * 100_000, "null"])

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import random
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import corpus, dataset
+from aura import cgroup, corpus, dataset
 from aura import tokenizer as tokenizers
 from aura.errors import UserError
 from aura.tokenizer import from_bytes, load, same_pieces, train
@@ -80,7 +79,7 @@ def with_threads(model, threads):
 
 
 def test_same_text_same_model_on_another_number_of_cores(tokenizer, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(cgroup, "cores", lambda: 7)
     assert train([corpus_text()], 400).model == tokenizer.model
     older = with_threads(tokenizer.model, 2)
     assert older != tokenizer.model and same_pieces(older, tokenizer.model)
