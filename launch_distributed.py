@@ -128,7 +128,8 @@ def environment(args, processes):
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     cards = ",".join((visible.split(",") if visible else [str(card) for card in range(processes)])[:processes])
     wanted = {
-        "OMP_NUM_THREADS": (str(max(1, cores // processes)), f"{cores} núcleos entre {processes} procesos"),
+        "OMP_NUM_THREADS": (str(max(1, cores // processes)), f"{cores} núcleos entre {processes} proceso"
+                            f"{'s' * (processes > 1)}"),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(launch.SAVE_SECONDS), "segundos para guardar al parar, antes de que "
                                            "torchrun mate los procesos")}
     if args.verbose and not args.cpu:

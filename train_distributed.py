@@ -177,7 +177,7 @@ def train(args, dist, task, clock):
     steps, fewer = pretrain.length(args, dist, loader, progress)
     pretrain.synchronise(dist, module, synced)
     model = synced.wrap(module.compiled() if args.compile else module)
-    evaluation = finetune.Evaluation(args, dist, task, module, precision, fresh=not first)
+    evaluation = finetune.Evaluation(args, dist, task, module, precision, first, clock)
     reporter = finetune.make_reporter(args, dist, task, steps, precision)
     policy = loop.Policy(
         max_steps=steps, micro_tokens=args.batch_size, grad_accum=args.grad_accum, grad_clip=args.grad_clip,

@@ -21,6 +21,7 @@ import torch
 from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, tokenizer
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, TrainingFault, UserError
+from aura.files import explain
 from aura.models import gpt
 
 NAMES = Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt")
@@ -209,8 +210,10 @@ def planned_tokens(args):
         return last.tokens("train"), True
     text = corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)
     size = text.text_bytes()
+    if size == 0:
+        raise UserError(f"--dataset_path {args.dataset_name!r}: está vacío; indique un texto")
     most = args.dataset_max_tokens or (corpus.HUB_DEFAULT_TOKENS if size is None else float("inf"))
-    tokens = min(most, (size or float("inf")) / BYTES_PER_TOKEN)
+    tokens = min(most, (float("inf") if size is None else size) / BYTES_PER_TOKEN)
     return round(tokens * (1 - args.val_fraction)), False
 
 
@@ -293,7 +296,11 @@ def main():
     if not counted:
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         show_plan(args, job_of(args, config, card), card, data.tokens("train"), dist.print)
-    tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
+    try:
+        tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
+    except OSError as problem:
+        raise UserError(f"--output_dir {args.output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "
+                        "haga sitio o indique otra carpeta") from problem
     ops.use(args.attention, dist.device)
     return run_within_memory(args, dist, data, dataclasses.replace(config, vocab_size=data.vocab_size))
 

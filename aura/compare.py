@@ -310,7 +310,7 @@ def _lines(table):
             "- Medianas de las ejecuciones (mínimo-máximo); GB del rango que más usa; «ddp 2x1»: 2 nodos con 1 proceso "
             f"cada uno. Dispositivos: {', '.join(devices)}.",
             f"- Aceleración: muestras/s entre las de {_label(base)}, para que se comparen ejecuciones de distinta "
-            f"duración. Eficiencia: aceleración entre {per}.",
+            f"duración. Eficiencia: aceleración dividida por {per}.",
             *(f"- Aviso: {warning}." for warning in warnings(table.runs, base)),
             *_model_lines(table.models)]
 

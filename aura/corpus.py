@@ -87,7 +87,7 @@ class Corpus:
         first megabytes."""
         if self.source["kind"] != "ficheros":
             return self.total_bytes
-        return sum(_unpacked(path, size) if Path(path).suffix == ".gz" else size
+        return sum(_unpacked(path, size) if _packed(path) else size
                    for path, size in zip(self.source["files"], self.source["bytes"], strict=True))
 
     def digest(self) -> str | None:
@@ -96,11 +96,14 @@ class Corpus:
             return None
         total = hashlib.sha256()
         for path, size in zip(self.source["files"], self.source["bytes"], strict=True):
-            total.update(b"jsonl" if ".jsonl" in Path(path).suffixes else b"txt")
+            total.update(b"jsonl" if _records(path) else b"txt")
             total.update(size.to_bytes(8, "little"))
-            with open(path, "rb") as file:
-                while part := file.read(CHUNK_BYTES):
-                    total.update(part)
+            try:
+                with open(path, "rb") as file:
+                    while part := file.read(CHUNK_BYTES):
+                        total.update(part)
+            except OSError as problem:
+                raise _unreadable(path, problem) from problem
         return total.hexdigest()
 
     def fingerprint(self) -> str:
@@ -147,14 +150,28 @@ class Corpus:
         number, at = place["first"], place
         damage = self.damage = Damage(at["lines"], at["bad"])  # this reading's own: two may be under way
         self.progress = sum(self.source["bytes"][:at["file"]])
-        for file, path in itertools.islice(enumerate(map(Path, self.source["files"])), at["file"], None):
+        files = list(map(Path, self.source["files"]))
+        for file, path in itertools.islice(enumerate(files), at["file"], None):
             for document, line_start in _file_documents(path, self, damage, at["offset"], at["line"]):
                 number += 1
                 if line_start:
                     at = _line_start(number, file, *line_start, damage)
                 yield document, {**at, "document": number}
-            damage.check(path)
+            damage.check(path, ended=file + 1 == len(files))
             at = _line_start(number, file + 1, 0, 0, damage)
+
+
+def _packed(path):
+    return str(path).lower().endswith(".gz")
+
+
+def _records(path):
+    """Whether a file holds JSON records, by its name."""
+    return str(path).lower().removesuffix(".gz").endswith(".jsonl")
+
+
+def _unreadable(path, problem):
+    return UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})")
 
 
 def _unpacked(path, size):
@@ -220,8 +237,8 @@ def _state_of(files):
 
 def _folder_name(path):
     stem = path.resolve().name
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        stem = stem.removesuffix(suffix)
+    for suffix in (".gz", ".txt", ".jsonl"):
+        stem = stem[:-len(suffix)] if stem.lower().endswith(suffix) else stem
     return _plain_name(stem)
 
 
@@ -231,13 +248,18 @@ def _plain_name(name):
 
 def _files_below(path):
     if path.is_file():
-        if not path.name.endswith(SUFFIXES):
+        if not path.name.lower().endswith(SUFFIXES):
             raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen {', '.join(SUFFIXES)}")
         return [path]
-    files = []
-    for folder, folders, names in os.walk(path, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(folder, name) for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
+    files, seen = [], set()
+    for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
+        there = os.stat(folder)
+        if (there.st_dev, there.st_ino) in seen:  # by a link: a second time, or in a circle
+            folders.clear()
+            continue
+        seen.add((there.st_dev, there.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files += [Path(folder, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
     files = sorted(file for file in files if stat.S_ISREG(file.stat().st_mode))
     if not files:
         raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}")
@@ -259,9 +281,9 @@ def _file_documents(path, corpus, damage, offset, line):
 
     The start is (byte offset, lines before it), or None where a document ends within a line.
     """
-    records = path.name.removesuffix(".gz").endswith(".jsonl")
+    records = _records(path)
     try:
-        with open(path, "rb") as raw, (gzip.open(raw) if path.name.endswith(".gz") else raw) as file:
+        with open(path, "rb") as raw, (gzip.open(raw) if _packed(path) else raw) as file:
             split = _json_documents if records else _text_splitter(_lines(file, path, Damage(), whole=False))
             file.seek(offset)
             lines = _lines(file, path, damage, records, offset, line)
@@ -271,7 +293,7 @@ def _file_documents(path, corpus, damage, offset, line):
         raise UserError(f"{str(path)!r}: el gzip está dañado o incompleto ({problem}); vuelva a descargarlo"
                         ) from problem
     except OSError as problem:
-        raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
+        raise _unreadable(path, problem) from problem
 
 
 def _watched(lines, raw, path, corpus, damage):
@@ -306,6 +328,8 @@ def _lines(file, path, damage, whole, offset=0, number=0):
         fresh = raw.endswith(b"\n")
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
+            if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # ASCII so written passes for valid UTF-8
+                raise UserError(f"{str(path)!r}: está en UTF-16; conviértalo, por ejemplo con iconv -f UTF-16 -t UTF-8")
         try:
             text = decoder.decode(raw, final=fresh)
         except UnicodeDecodeError:

@@ -228,7 +228,7 @@ def validation_threshold(corpus, fraction):
 
 def _sample(corpus):
     """Documents spread evenly over the corpus where its size is known, the first ones of a stream else."""
-    size = corpus.total_bytes or 0
+    size = corpus.text_bytes() or 0
     keep = min(1.0, tokenizers.SAMPLE_BYTES / size) if size else 1.0
     accumulated = 1.0
     for document in corpus.documents():

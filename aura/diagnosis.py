@@ -401,7 +401,7 @@ def _full_machine(sample, limits):
     used, total = sample.memory_used, sample.memory_total
     if used is not None and total and total - used < limits.ram * total:
         found.append(Finding("ram-full", who, f"quedan {gigabytes(total - used)} de {gigabytes(total)} de RAM",
-                             "cierre otros programas o baje --batch-size: el sistema está por matar procesos"))
+                             "cierre otros programas o baje --batch-size: el sistema está a punto de matar procesos"))
     free, total = sample.disk_free, sample.disk_total
     if free is not None and total and free < min(limits.disk_bytes, limits.disk_share * total):
         found.append(Finding("disk-full", who, f"quedan {free / 1e9:.2f} GB de {gigabytes(total)} en {sample.disk!r}",

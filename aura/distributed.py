@@ -234,7 +234,7 @@ class Session:
             self.silent = within(FAREWELL_SECONDS + 2, ask)
         except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
             self.silent = [0] if self.rank else []
-        return f"; no contestan los rangos {', '.join(map(str, self.silent))}" if self.silent else ""
+        return f"; {placement.told('no contesta', self.silent)}" if self.silent else ""
 
     @property
     def saves_alone(self):
@@ -417,9 +417,8 @@ def _require_all(peers, place, timeout):
     missing = sorted(set(range(place.world_size)) - peers.keys())
     if missing:
         hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
-        raise UserError(f"han pasado {timeout:g} s y faltan los rangos {', '.join(map(str, missing))} de "
-                        f"{place.world_size}: compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y "
-                        f"WORLD_SIZE{hint}")
+        raise UserError(f"han pasado {timeout:g} s y {placement.told('falta', missing)} de {place.world_size}: "
+                        f"compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE{hint}")
 
 
 def _require_same(peers):

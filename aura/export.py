@@ -16,12 +16,21 @@ import aura
 from aura import cli, pretrain
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError
-from aura.files import building, explain, put_in_place, require_writable_directory, sync_directory, write_json
+from aura.files import (
+    building,
+    explain,
+    put_in_place,
+    remove_abandoned,
+    require_writable_directory,
+    sync_directory,
+    write_json,
+)
 from aura.models.gpt import GPT, GPTConfig
 
 FORMATS = ("hf",)
 MARK = "aura_version"  # in config.json: this folder is an export, and a later one may replace it
-FILES = {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "vocab.json",
+TOKENIZER = "tokenizer.json"
+FILES = {"config.json", "model.safetensors", "generation_config.json", TOKENIZER, "vocab.json",
          "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"}
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 LAYER_NORM_EPSILON = 1e-5  # the default of ops.layer_norm
@@ -47,7 +56,10 @@ def main():
         raise UserError(f"--to {name!r}: formato desconocido; existe {', '.join(FORMATS)}")
     if not directory.strip():
         raise UserError("--to hf '': no es el nombre de una carpeta")
-    final = Path(directory).resolve()
+    try:
+        final = Path(directory).resolve()
+    except (OSError, RuntimeError) as problem:  # links that lead to each other
+        raise UserError(f"--to hf {directory!r}: no es una carpeta ({problem}); indique otra") from problem
     require_free(final)
     config, weights, tokenizer = pretrain.read_output(args.checkpoint)
     config = check(args.checkpoint, config, weights, tokenizer)
@@ -55,9 +67,12 @@ def main():
     files = write_folder(final, config, weights, tokenizer)
     size = sum((final / file).stat().st_size for file in files)
     print(f"Exportado en {directory} ({size / 1e6:.1f} MB): {', '.join(files)}.")
-    print("Cárguelo con: from transformers import AutoModelForCausalLM, AutoTokenizer; "
-          f"modelo = AutoModelForCausalLM.from_pretrained({directory!r}); "
-          f"tokenizador = AutoTokenizer.from_pretrained({directory!r})")
+    whole = TOKENIZER in files
+    if not whole:
+        print("Sin tokenizador: transformers daría otros tokens; páselos usted, o use python -m aura.generate.")
+    print(f"Cárguelo con: from transformers import AutoModelForCausalLM{', AutoTokenizer' * whole}; "
+          f"modelo = AutoModelForCausalLM.from_pretrained({directory!r})"
+          + f"; tokenizador = AutoTokenizer.from_pretrained({directory!r})" * whole)
     return EXIT_OK
 
 
@@ -102,19 +117,27 @@ def check(path, config, weights, tokenizer):
 
 
 def write_folder(final, config, weights, tokenizer):
-    """Write the folder `final`, whole or not at all; returns the names of its files. Raises UserError."""
+    """Write the folder `final`, whole or not at all; returns the names of its files. Raises UserError.
+
+    A tokenizer of which there is no tokenizer.json is left out: from its SentencePiece model transformers makes one
+    that splits text otherwise.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
+        remove_abandoned(final.parent, final.name)
         with building(final) as partial:
             weights_path = partial / "model.safetensors"
             save_file(hf_weights(weights), weights_path, metadata={"format": "pt"})
             with open(weights_path, "rb+") as file:
                 os.fsync(file.fileno())
-            tokenizers.export_files(tokenizer, partial)
+            made = tokenizers.export_files(tokenizer, partial)
+            left_out = set() if TOKENIZER in made else {*made, "tokenizer_config.json", "special_tokens_map.json"}
             for name, content in hf_settings(config, weights, tokenizer).items():
                 write_json(partial / name, content)
+            for name in left_out:
+                (partial / name).unlink()
             shutil.copymode(partial / "config.json", weights_path)  # safetensors lets nobody else read what it writes
             sync_directory(partial)
             put_in_place(partial, final)

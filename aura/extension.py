@@ -381,7 +381,7 @@ def _remove_unused_builds(newest: Path) -> None:
 
 def _just_in_time() -> Path:
     if not CSRC.is_dir():
-        raise Unavailable("se instaló sin compilar y sin sus fuentes (reinstala con un compilador de C++)")
+        raise Unavailable("se instaló sin compilar y sin sus fuentes (reinstale con un compilador de C++)")
     compiler = find_compiler()
     return built_once(build_key(compiler), OUTPUT, lambda target: build(compiler, target, native=True))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import secrets
@@ -127,9 +128,10 @@ def put_in_place(partial, final):
     raise OSError(errno.EBUSY, "otros procesos escriben en la misma carpeta", str(final))
 
 
-def remove_abandoned(directory):
-    """Remove the folders that killed processes were building in `directory`. Where there are no locks they stay."""
-    for partial in Path(directory).glob(f".*{PARTIAL_SUFFIX}"):
+def remove_abandoned(directory, name=None):
+    """Remove the folders that killed processes were building in `directory`; `name`: only those to be called so. Where
+    there are no locks they stay."""
+    for partial in Path(directory).glob(f".{'*' if name is None else glob.escape(name) + '.*'}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):
             if partial.is_dir():
                 descriptor = lock(partial)

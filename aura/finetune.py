@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from aura import backend, buckets, checkpoint, pretrain, pretrained, report, results, scaling, squad
-from aura.files import explain, write_json
+from aura.files import explain, set_aside, write_json
 from aura.models import bert
 
 
@@ -103,24 +103,31 @@ class Evaluation:
     """val_loss, EM and F1 of the validation questions, to be called on all ranks. The best model by val_loss is kept
     in the folder `best` of --checkpoint-dir. metrics, answers: of the last call; the answers on rank 0 alone.
 
-    fresh: whether this run goes on from no other, whose best would count.
+    first: the step that this run goes on from. A best that does not lead there, of another run or of steps that were
+    left, is moved aside. clock: the Clock of the run.
     """
 
-    def __init__(self, args, dist, task, module, precision, fresh):
-        self.dist, self.task, self.module, self.precision = dist, task, module, precision
+    def __init__(self, args, dist, task, module, precision, first, clock):
+        self.dist, self.task, self.module, self.precision, self.clock = dist, task, module, precision, clock
         self.rows = 4 * args.batch_size  # no gradients, no optimiser: larger batches than in training fit
         self.folder = Path(args.checkpoint_dir, "best")
-        self.metrics, self.answers, known = {}, {}, None
+        self.metrics, self.answers = {}, {}
+        self.best = dist.broadcast_tree(self._known(first) if dist.main else None)
+
+    def _known(self, first):
+        """The metrics of the best so far, None where there is none or it was moved aside."""
         described = self.folder / "metrics.json"
-        if dist.main and not fresh and described.is_file():
-            try:
-                known = json.loads(described.read_text(encoding="utf-8"))
-                if known.get("dataset_sha256", task.sha256) != task.sha256:  # a loss on other questions
-                    known = None
-            except (ValueError, AttributeError):
-                known = None
-                dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
-        self.best = dist.broadcast_tree(known)
+        if not self.folder.exists():
+            return None
+        try:
+            known = json.loads(described.read_text(encoding="utf-8"))
+            same = known.get("dataset_sha256", self.task.sha256) == self.task.sha256  # else a loss on other questions
+            if first and same and known.get("step", 0) <= first:
+                return known
+        except (OSError, ValueError, AttributeError):
+            self.dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
+        self.dist.print(f"El mejor modelo de antes se ha movido a {set_aside([self.folder], self.folder.parent)}.")
+        return None
 
     def __call__(self):
         losses, logits = self._forward()
@@ -130,8 +137,8 @@ class Evaluation:
         self.metrics = {"val_loss": nats / count, **scores}
         known = self.best["val_loss"] if self.best else math.nan
         if math.isnan(known) or self.metrics["val_loss"] < known:
-            self.best = self.metrics
-            save_model(self.folder, self.dist, self.task, self.module, self.metrics)
+            self.best = {**self.metrics, "step": self.clock.step}
+            save_model(self.folder, self.dist, self.task, self.module, self.best)
         return self.metrics
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from aura import allreduce, backend, dashboard, diagnosis
+from aura import allreduce, backend, dashboard, diagnosis, placement
 from aura.models import gpt
 
 WINDOWS, WINDOW_SECONDS = 8, 0.03
@@ -94,7 +94,7 @@ def lines(found, facts, width):
                 "del más lento.")
     wifi = sorted(rank for rank, fact in facts.items() if fact["network"].get("kind") == "wifi")
     if wifi:
-        told.append(f"Van por Wi-Fi los rangos {', '.join(map(str, wifi))}: un cable acorta la comunicación.")
+        told.append(f"{placement.told('Va', wifi, 'por Wi-Fi')}: un cable acorta la comunicación.")
     return told
 
 

@@ -70,8 +70,11 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
 
     def token_bytes(self):
-        """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for special tokens."""
+        """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for special tokens. None where tokens do
+        not tell, as WordPiece's, of which none holds the spaces."""
         model = self._document["model"]
+        if model.get("type") == "WordPiece":
+            return None
         byte_level = "ByteLevel" in _types(self._document["decoder"])
         added = {token["content"]: token["special"] for token in self._document["added_tokens"]}
         sizes = np.zeros(self.vocab_size, dtype=np.int64)

@@ -239,7 +239,8 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
     came_from = "allí vuelven los pesos acordados"
     if not sync.weights:
         came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise)
-    reporter.event(known.step, f"{known.trouble}: {came_from}; la tasa de aprendizaje, por {progress.lr_scale:g}")
+    reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
+                   f"por {progress.lr_scale:g}")
 
 
 def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise):

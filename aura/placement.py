@@ -182,6 +182,13 @@ def foreign_address(name, flag):
     return None
 
 
+def told(verb, ranks, rest=""):
+    """'falta el rango 1', 'faltan los rangos 1, 2': a verb whose plural takes an n, and the ranks it is about."""
+    several = len(ranks) > 1
+    return (f"{verb}{'n' * several} {rest and rest + ' '}{'los rangos' if several else 'el rango'} "
+            f"{', '.join(map(str, ranks))}")
+
+
 def address_towards(host, port):
     """This machine's IPv4 address on the route to `host`, or None when it cannot be told. Sends nothing."""
     try:

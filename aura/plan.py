@@ -36,9 +36,11 @@ FRAGMENTS = {"cuda": 0.04, "cpu": 0.0}
 PARTS = {"weights": "pesos", "copies": "copias de los pesos en 16 bits", "gradients": "gradientes",
          "optimizer": "optimizador", "average": "media de los pesos (EMA)", "activations": "activaciones",
          "loss": "logits y pérdida", "reserve": "entorno y fragmentación (supuesto)"}
-PHASES = {"forward": "al final del pase hacia delante", "loss": "al calcular la pérdida",
-          "loss_backward": "en la derivada de la pérdida", "last_block": "en la derivada del último bloque",
-          "first_block": "en la derivada del primer bloque", "embedding": "en la derivada de los embeddings",
+PHASES = {"forward": "al final de la pasada hacia delante", "loss": "al calcular la pérdida",
+          "loss_backward": "al calcular los gradientes de la pérdida",
+          "last_block": "al calcular los gradientes del último bloque",
+          "first_block": "al calcular los gradientes del primer bloque",
+          "embedding": "al calcular los gradientes de los embeddings",
           "step": "en el paso del optimizador"}
 
 

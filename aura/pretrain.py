@@ -179,10 +179,15 @@ def recorded_data(args, state, note):
         note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de "
              "nuevo.")
         return None
-    if "dataset_name" in args.given and not dataset.same_text(data, corpus.open_corpus(args.dataset_name)):
+    if "dataset_name" in args.given and not dataset.same_text(
+            data, corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)):
         raise UserError(f"--dataset-name {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "
                         f"({state['dataset']['name']!r}): quite esa opción, o empiece en otra carpeta")
-    data.verify()
+    try:
+        data.verify()
+    except UserError as problem:
+        note(f"Aviso: {problem}. Se preparan de nuevo.")
+        return None
     return data
 
 
@@ -194,7 +199,7 @@ def make_loaders(args, dist, data):
         data.shards("train"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, seed=args.seed, rank=dist.rank,
         world_size=dist.world_size, grad_accum=args.grad_accum, device=dist.device)
     batch = args.batch_size * args.grad_accum * dist.world_size
-    dist.print(f"Reparto de los datos: {dist.world_size} procesos x lote {args.batch_size} x acumulación "
+    dist.print(f"Reparto de los datos: {_processes(dist)} x lote {args.batch_size} x acumulación "
                f"{args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada proceso lee su "
                f"parte de cada lote global; {loader.windows} secuencias y {loader.steps_per_epoch} pasos por época.")
     if data.tokens("val") <= args.seq_len:
@@ -208,6 +213,10 @@ def make_loaders(args, dist, data):
             world_size=dist.world_size, device=dist.device, limit=args.eval_windows or None)
 
     return loader, validation
+
+
+def _processes(dist):
+    return f"{dist.world_size} proceso{'s' * (dist.world_size > 1)}"
 
 
 def _stream_loaders(args, dist, data):
@@ -225,7 +234,7 @@ def _stream_loaders(args, dist, data):
         data.corpus, tokenizer, args.seq_len, args.batch_size, dist=dist, seed=args.seed, grad_accum=args.grad_accum,
         device=dist.device, threads=args.num_workers or torch.get_num_threads(), val_fraction=data.val_fraction)
     batch = args.batch_size * args.grad_accum * dist.world_size
-    dist.print(f"Reparto de los datos: {dist.world_size} procesos x lote {args.batch_size} x acumulación "
+    dist.print(f"Reparto de los datos: {_processes(dist)} x lote {args.batch_size} x acumulación "
                f"{args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada proceso lee sus "
                "propios documentos según entrena.")
     return loader, validation
@@ -234,12 +243,13 @@ def _stream_loaders(args, dist, data):
 def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
     """A function that measures val_loss (nats per token) and bits_per_byte over all ranks; None without validation.
 
-    Bits per byte = total nats / ln 2 / UTF-8 bytes of the predicted tokens: comparable between tokenizers.
+    Bits per byte = total nats / ln 2 / UTF-8 bytes of the predicted tokens: comparable between tokenizers. Left out
+    where the tokenizer does not know those.
     """
     if validation is None:
         return None
-    sizes = torch.from_numpy(tokenizer.token_bytes()).to(dist.device)
-
+    known = tokenizer.token_bytes()
+    sizes = torch.from_numpy(np.zeros(tokenizer.vocab_size) if known is None else known).to(dist.device)
     idle = torch.zeros(1, 2, dtype=torch.int64, device=dist.device)
 
     @torch.no_grad()
@@ -252,7 +262,8 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
             if batch is not None:
                 totals += (loss.item(), count, sizes[batch[:, 1:]].sum().item())
         nats, count, size = dist.sum(totals)
-        return {"val_loss": nats / count, "bits_per_byte": nats / math.log(2) / size}
+        measured = {"val_loss": nats / count}
+        return measured if known is None else {**measured, "bits_per_byte": nats / math.log(2) / size}
 
     return evaluate
 
@@ -354,8 +365,8 @@ def length(args, dist, loader, progress):
     whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
     fewer = progress.step - (whole - left)
     if fewer:
-        dist.print("Los pasos de antes llevaban otros datos u otra cantidad: con los de ahora serían "
-                   f"{whole - left} de {whole}, y faltan {left}.")
+        dist.print("Antes cada paso llevaba otros datos u otra cantidad: lo ya visto equivale a "
+                   f"{whole - left} de los {whole} pasos de ahora, y faltan {left}.")
     return whole + fewer, fewer
 
 
@@ -524,8 +535,8 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
             "tokenizer": vocabulary.name, "tokenizer_sha256": tokenizer.sha256,
             "parameters": config.parameters(), "arguments": plain_arguments(args), "command": sys.argv})
     except OSError as problem:
-        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; la misma orden lo guarda "
-                            f"cuando haya remedio; {named}") from problem
+        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; corríjalo y repita la misma orden, "
+                            f"que lo guardará; {named}") from problem
     print(f"Modelo guardado en {path}, con {beside.name} y {vocabulary.name}.")
     print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
 

@@ -62,7 +62,6 @@ def find(name, note=print):
     revision = revision or REVISIONS.get(plain)
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as problem:
         raise UserError(f"--model {name!r}: no hay una carpeta con ese nombre, y para traerlo del Hub hace falta el "
                         "paquete huggingface_hub: pip install huggingface_hub; o --model random:tiny") from problem
@@ -70,8 +69,8 @@ def find(name, note=print):
     try:
         return Path(snapshot_download(plain, revision=revision,
                                       allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, "tokenizer_config.json"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as problem:
-        said = str(problem).strip().splitlines()[0][:160]
+    except Exception as problem:  # its HTTP client raises types that change from version to version
+        said = (" ".join(str(problem).split()) or type(problem).__name__)[:160]
         raise UserError(f"--model {name!r}: el Hub no lo da ({said}); compruebe el nombre y la red, o indique una "
                         "carpeta") from problem
 
@@ -104,6 +103,8 @@ def _in_range(name, value):
         return False
     if name in ("seq_len", "n_layer", "n_head", "n_embd", "n_ff", "vocab_size"):
         return isinstance(value, int) and value >= 1
+    if name == "n_types":  # of the question, and of the text
+        return isinstance(value, int) and value >= 2
     return 0 <= value < 1 if "dropout" in name else value >= 0
 
 

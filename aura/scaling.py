@@ -111,7 +111,7 @@ def _accumulate(model, loss_fn, loader, grad_accum, precision, exchange):
 def _tell(args, dist, config, figures):
     known = recorded(args, config, dist.device)
     one, rate = known.get(1), figures["tokens_per_s"]
-    dist.print(f"Rendimiento con {dist.world_size} procesos: {rate:.0f} tokens/s (pasos de "
+    dist.print(f"Rendimiento con {dist.world_size} proceso{'s' * (dist.world_size > 1)}: {rate:.0f} tokens/s (pasos de "
                f"{figures['fastest_s']:.3f} a {figures['slowest_s']:.3f} s)")
     if dist.world_size > 1:
         dist.print(f"Comunicación: {share(rate, figures['without_exchange']):.1f} % (sin intercambiar gradientes, "

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as c10d
 
-from aura import tokens
+from aura import placement, tokens
 from aura.dataset import Dataset, read
 from aura.errors import UserError
 from aura.files import building, explain, put_in_place, remove_abandoned, require_writable_directory, write_json
@@ -29,8 +29,8 @@ def share_out(dist, dataset, data_dir):
     places = dist.gather_objects((have, _place(data_dir)))
     needy = sorted({place: rank for rank, (has, place) in reversed(list(enumerate(places))) if not has}.values())
     if needy:
-        names = ", ".join(map(str, needy))
-        dist.print(f"Los rangos {names} no tienen los datos: se envían {_size(meta) / 1e6:.1f} MB desde el rango 0.")
+        dist.print(f"{placement.told('No tiene', needy, 'los datos')}: se envían {_size(meta) / 1e6:.1f} MB desde el "
+                   "rango 0.")
         group = c10d.new_group([0, *needy], backend="gloo", timeout=timedelta(seconds=dist.timeout))
         if dist.rank in needy:
             _transfer(dist, meta, dataset, data_dir, group)

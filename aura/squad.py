@@ -153,7 +153,8 @@ def split(examples, validation, seed=0):
 def _trainable(examples, source="los datos"):
     usable = [example for example in examples if example.place()]
     if not usable:
-        raise UserError(f"{source}: ninguna respuesta de entrenamiento está donde dice answer_start; corríjalos")
+        raise UserError(f"{source}: ninguna respuesta de entrenamiento está donde dice answer_start; "
+                        "corrija esas posiciones")
     return usable
 
 

@@ -356,7 +356,13 @@ class _Reader:
             yield place, self._shuffled(place, held, windows * share.seq_len)
 
     def _shuffled(self, place: _Place, held: deque, step: int) -> torch.Tensor:
-        tokens = np.concatenate([ids for _, ids in held])[place.token:place.token + step + 1]
+        parts, first, left = [], place.token, step + 1
+        for _, ids in held:  # no more than is wanted: one document may hold many blocks
+            parts.append(ids[first:first + left])
+            first, left = 0, left - len(parts[-1])
+            if not left:
+                break
+        tokens = np.concatenate(parts)
         windows = _windows(tokens, self._share.seq_len)
         key = place.epoch << 48 | self._share.rank << 32 | place.block  # no two blocks of a run have the same
         order = permute(np.arange(len(windows)), len(windows), self._share.seed, key)

@@ -135,8 +135,8 @@ def _bad_disk(rank, facts, disk, needed):
     if disk["problem"]:
         text = f"no se puede escribir en {where}: {disk['problem']} ({disk['free'] / 1e9:.1f} GB libres)"
     elif needed >= CHECKPOINTS_BYTES:
-        text = (f"quedan {disk['free'] / 1e9:.1f} GB en {where}, y dos puntos de control de gpt2 (124.4 M parámetros x "
-                f"12 bytes cada uno) ocupan {CHECKPOINTS_BYTES / 1e9:.1f} GB")
+        text = (f"quedan {disk['free'] / 1e9:.1f} GB en {where}, y dos puntos de control de gpt2 (124.4 M parámetros, "
+                f"con 50 257 piezas, x 12 bytes cada uno) ocupan {CHECKPOINTS_BYTES / 1e9:.1f} GB")
     else:
         text = (f"quedan {disk['free'] / 1e6:.0f} MB en {where}, y hacen falta {needed / 1e6:.0f} MB para datos y "
                 "registro")

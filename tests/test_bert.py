@@ -258,6 +258,8 @@ def test_a_spoiled_file_is_one_line(folder, spoil):
     ({"hidden_size": "ancho"}, "hidden_size 'ancho'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers 0"),
     ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+    ({"type_vocab_size": 1}, "type_vocab_size 1"),
+    ({"type_vocab_size": 2.5}, "type_vocab_size 2.5"),
     ({"position_embedding_type": "relative_key"}, "relative_key"),
 ])
 def test_a_configuration_that_is_not_ours_is_one_line(folder, change, said):
@@ -290,6 +292,19 @@ def test_a_name_of_the_hub_brings_only_what_is_needed_of_the_revision_asked_for(
         assert not loaded(found)[1].new
         code, output = run(["-c", ask.format("owner/other")], tmp_path, **environment)
     assert code == 2 and output.splitlines()[-1].startswith("error: --model 'owner/other': el Hub no lo da"), output
+
+
+def test_whatever_the_hub_says_is_one_line(monkeypatch):
+    """Its HTTP client has kinds of errors of its own: of a proxy, say."""
+    import huggingface_hub
+
+    for problem, told in ((Exception("403\nForbidden"), "403 Forbidden"), (EOFError(), "EOFError")):
+        def refused(*_, problem=problem, **__):
+            raise problem
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
+        with pytest.raises(UserError, match=f"--model 'owner/bert': el Hub no lo da .{told}."):
+            pretrained.find("owner/bert", note=lambda _: None)
 
 
 def test_only_pickled_weights_are_refused(folder):

@@ -189,6 +189,39 @@ def test_no_text_of_a_folder_is_passed_over(tmp_path, monkeypatch):
         corpus.open_corpus(str(tmp_path))
 
 
+def test_no_text_of_a_folder_is_passed_over_for_its_name_or_behind_a_link(tmp_path):
+    where, real = tmp_path / "textos", tmp_path / "real"
+    for folder in (where, real):
+        folder.mkdir()
+    write(where / "a.txt", "uno")
+    write(where / "LIBRO.TXT", "dos")
+    write(where / "x.JSONL", '{"text": "tres"}')
+    with gzip.open(where / "y.Txt.GZ", "wb") as file:
+        file.write(b"cuatro")
+    write(real / "b.txt", "cinco")
+    (where / "enlace").symlink_to(real)
+    (real / "vuelta").symlink_to(where)
+    (where / "otra").symlink_to(real)
+    assert sorted(documents(where)) == ["cinco", "cuatro", "dos", "tres", "uno"]
+    assert corpus.open_corpus(str(where / "LIBRO.TXT")).name == "LIBRO"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_named(tmp_path, encoding):
+    """Of letters without accents every byte is valid UTF-8."""
+    path = write(tmp_path / "d.txt", ("\ufeff" + "This is a line\n" * 300).encode(encoding))
+    with pytest.raises(UserError, match="d.txt.*UTF-16.*iconv"):
+        documents(path)
+
+
+def test_one_bad_line_counts_the_same_in_whatever_file_it_is(tmp_path):
+    for bad, good in (("a", "b"), ("b", "a")):
+        write(tmp_path / f"{bad}.txt", b"buena\n" * 20 + b"mala \xff\n")
+        write(tmp_path / f"{good}.txt", b"buena\n" * 10_000)
+        found = corpus.open_corpus(str(tmp_path))
+        assert "mala" in "".join(found.documents()) and found.damage.bad == 1
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Every kind of file, with what makes positions hard: a mark at the start, \\r\\n, bad bytes, very long lines."""

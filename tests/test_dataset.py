@@ -1,5 +1,6 @@
 """Prepared folders: whole or not there, found again, the same split every time."""
 
+import gzip
 import json
 import os
 import shutil
@@ -139,6 +140,26 @@ def test_text_is_known_by_its_bytes(book, tmp_path):
     os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
     changed = prepare(moved, tmp_path / "Data")
     assert changed.sha256 != first.sha256
+
+
+def test_text_that_nobody_may_read_any_more_is_named(book, tmp_path, monkeypatch):
+    prepare(book, tmp_path / "Data")
+    moved = book.with_name("mudado.txt")
+    book.rename(moved)
+    opened = corpus.open_corpus(str(moved))
+    moved.unlink()
+    with pytest.raises(UserError, match=r"mudado\.txt.*no se puede leer"):
+        opened.digest()
+
+
+def test_the_tokenizer_learns_from_all_of_packed_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset.tokenizers, "SAMPLE_BYTES", 40_000)
+    for number in range(10):
+        with gzip.open(tmp_path / f"{number}.jsonl.gz", "wb") as file:
+            for _ in range(100):
+                file.write(json.dumps({"text": f"{number} " + "palabra " * 50}).encode() + b"\n")
+    seen = list(dataset._sample(corpus.open_corpus(str(tmp_path))))
+    assert {text[0] for text in seen} == set("0123456789") and 50 < len(seen) < 200
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):

@@ -229,7 +229,7 @@ dist.barrier()
         results = [processes[rank].finish(60) for rank in (0, 2)]
     for code, output in results:
         assert code == 3 and "se ha perdido la comunicación" in output
-        assert "no contestan los rangos 1 " in output
+        assert "no contesta el rango 1 " in output
 
 
 def test_no_thread_of_the_group_outlives_a_run(tmp_path):

@@ -165,7 +165,7 @@ def test_what_the_network_means_for_training():
     wireless = {0: fact(0), 1: fact(1, network={"kind": "wifi"})}
     assert "--grad-accum" in "".join(forecast.lines(forecast.rows(slow, speed), wired, 120))
     assert "Wi-Fi" not in "".join(forecast.lines(forecast.rows(slow, speed), wired, 120))
-    assert "Van por Wi-Fi los rangos 1" in forecast.lines(forecast.rows(slow, speed), wireless, 120)[-1]
+    assert "Va por Wi-Fi el rango 1" in forecast.lines(forecast.rows(slow, speed), wireless, 120)[-1]
 
 
 # ---- Real groups ----------------------------------------------------------------------------------------------------

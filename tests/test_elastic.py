@@ -42,7 +42,7 @@ def test_who_is_left_goes_on_and_who_was_lost_comes_back(tmp_path):
         first.wait_for("world_size=2")
         first.wait_for("paso 40/")
         second.kill()
-        assert "no contestan los rangos 1 " in first.wait_for("error: ")
+        assert "no contesta el rango 1 " in first.wait_for("error: ")
         first.wait_for("world_size=1")
         went_on = int(re.search(r"paso (\d+)", first.wait_for("Se reanuda en el paso"))[1])
         assert went_on >= 40, "no regular checkpoint was ever due: this is what was agreed on when the machine died"

@@ -328,6 +328,33 @@ def test_a_full_disk_leaves_the_earlier_export(model, tokenizer, tmp_path, monke
     assert not [found for found in tmp_path.iterdir() if found.name.startswith(".")]
 
 
+def test_what_a_killed_export_left_is_removed_and_nothing_else(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    for name in (".hf.96e4f4d6.parcial", ".otra.96e4f4d6.parcial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"cut")
+    assert run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf") == 0
+    assert [found.name for found in tmp_path.iterdir() if found.name.startswith(".")] == [".otra.96e4f4d6.parcial"]
+
+
+def test_a_tokenizer_that_transformers_would_read_otherwise_is_left_out(tmp_path, monkeypatch, capsys):
+    other = loaded(tmp_path, model_type="unigram", user_defined_symbols=["<|yo|>"])
+    small = GPT(GPTConfig(vocab_size=other.vocab_size, seq_len=16, n_layer=1, n_head=2, n_embd=16)).init_weights(1)
+    path = save(small, other, tmp_path / "gpt.pth")
+    assert run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf") == 0
+    assert {file.name for file in (tmp_path / "hf").iterdir()} == {"config.json", "generation_config.json",
+                                                                  "model.safetensors"}
+    said = capsys.readouterr().out
+    assert "user_defined_symbols" in said and "Sin tokenizador" in said and "AutoTokenizer" not in said
+
+
+def test_links_that_lead_to_each_other_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UserError, match="--to hf '.*/a'"):
+        run(monkeypatch, "--checkpoint", "falta.pth", "--to", "hf", tmp_path / "a")
+
+
 def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     with pytest.raises(UserError, match="'gguf'.*hf"):

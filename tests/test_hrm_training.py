@@ -139,7 +139,7 @@ def test_what_would_be_without_effect_is_refused(book, tmp_path, words, said):
 def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
     options = ["--dataset", book, *TINY, "--batch-size", "2", "--benchmark"]
     code, output = train(tmp_path, *options)
-    assert code == 0 and "Rendimiento con 1 procesos: " in output, output
+    assert code == 0 and "Rendimiento con 1 proceso: " in output, output
     (tmp_path / "other").mkdir()
     results = run_ranks([SMALL, *map(str, options)], [tmp_path, tmp_path / "other"])
     output = results[0][1]

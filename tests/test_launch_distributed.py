@@ -126,7 +126,7 @@ def test_the_first_cards_of_those_visible(main, monkeypatch, options, visible, c
 def test_threads_of_the_user_stay_and_verbose_says_why(main, monkeypatch):
     words = ["--dry-run", "--verbose", "--script", "hola mundo.py", "--cpu", 1]
     cores = len(os.sched_getaffinity(0))
-    assert f"OMP_NUM_THREADS={cores}: {cores} núcleos entre 1 procesos" in main(*words).out
+    assert f"OMP_NUM_THREADS={cores}: {cores} núcleos entre 1 proceso" in main(*words).out
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert "OMP_NUM_THREADS" not in main(*words).out
 

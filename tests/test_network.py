@@ -27,7 +27,7 @@ def folders(tmp_path):
 
 
 def test_two_machines_only_the_first_with_data_and_checkpoint(folders):
-    for steps, expected in ((4, "rangos 1 no tienen los datos"), (8, "Se reanuda en el paso 4")):
+    for steps, expected in ((4, "No tiene los datos el rango 1"), (8, "Se reanuda en el paso 4")):
         with Switch(2) as switch, ExitStack() as stack:
             processes = switch.start(stack, [SCRIPT, *SMALL, "--max-steps", str(steps)], folders[:2])
             results = [process.finish() for process in processes]
@@ -64,5 +64,5 @@ def test_a_machine_cut_off_in_the_middle_ends_the_others_in_time(folders):
         assert time.monotonic() - started < 45
     for code, output in results:
         assert code == 3 and "Traceback" not in output, output
-        assert "no contestan los rangos 2 " in output
+        assert "no contesta el rango 2 " in output
         assert "último punto de control: checkpoints/ckpt-" in output

@@ -103,7 +103,7 @@ def test_who_is_left_saves_what_was_last_agreed_on(prepared, tmp_path, lost, hos
         if rank == lost:
             continue
         assert code == 3 and "Traceback" not in output and "se ha perdido la comunicación" in output, output
-        assert f"no contestan los rangos {1 - rank if lost == 'cable' else lost} " in output
+        assert f"no contesta el rango {1 - rank if lost == 'cable' else lost} " in output
         if rank and hosts == 3:
             continue  # rank 0 has saved
         step = last_good(machines.folders[rank], output)["progress"]["step"]

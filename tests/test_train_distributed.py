@@ -160,13 +160,17 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
 def test_the_best_of_other_questions_does_not_count(runs, tmp_path):
     task = SimpleNamespace(sha256="a")
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
-    (tmp_path / "best").mkdir()
     described = tmp_path / "best" / "metrics.json"
-    for text, counts in (('{"val_loss": 1.0, "dataset_sha256": "b"}', False), ("{", False), ("[]", False),
-                         ('{"val_loss": 1.0, "dataset_sha256": "a"}', True), ('{"val_loss": 1.0}', True)):
+    ours = '{"val_loss": 1.0, "dataset_sha256": "a", "step": 5}'
+    for text, first, counts in (('{"val_loss": 1.0, "dataset_sha256": "b"}', 9, False), ("{", 9, False),
+                                ("[]", 9, False), (ours, 9, True), (ours, 5, True), (ours, 4, False), (ours, 0, False),
+                                ('{"val_loss": 1.0}', 1, True)):
+        (tmp_path / "best").mkdir(exist_ok=True)
         described.write_text(text)
-        best = finetune.Evaluation(args, Session(), task, None, None, fresh=False).best
-        assert (best is not None) == counts, text
+        before = len(list(tmp_path.glob("anterior-*/best/metrics.json")))
+        best = finetune.Evaluation(args, Session(), task, None, None, first, None).best
+        assert (best is not None) == counts == described.exists(), (text, first)
+        assert len(list(tmp_path.glob("anterior-*/best/metrics.json"))) == before + (not counts), "nothing is lost"
 
 
 def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
@@ -205,7 +209,8 @@ def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
     monkeypatch.setattr(finetune.Evaluation, "_score", lambda self, logits: {})
     monkeypatch.setattr(finetune, "save_model", lambda *args: saved.append(args[-1]["val_loss"]))
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
-    evaluation = finetune.Evaluation(args, distributed.Session(), SimpleNamespace(sha256="a"), None, None, fresh=True)
+    evaluation = finetune.Evaluation(args, distributed.Session(), SimpleNamespace(sha256="a"), None, None, 0,
+                                     SimpleNamespace(step=7))
     for _ in range(5):
         evaluation()
-    assert saved[1:] == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0}
+    assert saved[1:] == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0, "step": 7}

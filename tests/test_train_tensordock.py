@@ -8,12 +8,13 @@ import random
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import train_tensordock as script
-from aura import checkpoint
+from aura import checkpoint, corpus, pretrain
 from aura.errors import UserError
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 
@@ -154,6 +155,30 @@ def test_changed_text_is_never_taken_for_the_old_one(trained, book):
     os.utime(book, ns=(before.st_atime_ns, before.st_mtime_ns))
     code, output = train(trained.parent, "--resume_from", "salida", "--dataset_path", book)
     assert code == 2 and "no es el corpus" in output
+
+
+def test_damaged_data_are_prepared_again(trained, book):
+    (shard,) = (trained.parent / "salida").rglob("train-00000.bin")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    code, output = train(trained.parent, "--resume_from", "salida", "--dataset_path", book, "--max_steps", 5)
+    assert code == 0 and "Se preparan de nuevo" in output and "Se reanuda en el paso 4" in output, output
+
+
+def test_more_of_the_sample_is_the_same_corpus(tmp_path, monkeypatch, capsys):
+    args = script.build_parser().parse_args(["--dataset_path", "muestra", "--dataset_max_tokens", "600000"])
+    made = corpus.open_corpus("muestra", max_tokens=600_000)
+    known = SimpleNamespace(sha256="a", meta={"source": made.source}, verify=lambda: None)
+    monkeypatch.setattr(pretrain.dataset, "prepared", lambda *_: [known])
+    args.resume = "c"
+    assert pretrain.recorded_data(args, {"dataset": {"sha256": "a", "name": "muestra"}}, print) is known
+
+
+def test_an_empty_text_is_named(dry_run, tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "vacio.txt"
+    path.write_text("")
+    assert "está vacío" in dry_run("--dataset_path", path)[0]
 
 
 def test_two_runs_in_one_folder(book, tmp_path):
