@@ -126,16 +126,16 @@ def spoilt(dist):
 
 
 def nobody(dist):
-    """The mean where no rank has anything finite to say, what is owed then by one who owed 0.3 before, and the bytes
-    that left this rank."""
-    sent, scatter = [], c10d.all_to_all_single
-    c10d.all_to_all_single = lambda into, data, *sizes, **more: (
-        sent.append(len(data)), scatter(into, data, *sizes, **more))[1]
+    """The mean where no rank has anything finite to say, what is owed then by one who owed 0.3 before, and what left
+    this rank: (number of the group, bytes to each rank)."""
+    sent, scatter, groups = [], c10d.all_to_all_single, averaging.connect(60)
+    c10d.all_to_all_single = lambda into, data, to_me, to_others, group, **more: (
+        sent.append((groups.index(group), to_others)), scatter(into, data, to_me, to_others, group=group, **more))[1]
     try:
         owed = averaging.nothing_owed(COUNT, dist.world_size) + 0.3
         payload, _ = averaging.pack_all(torch.ones(COUNT), 0.0, dist.world_size)
-        average = averaging.start(payload, COUNT, averaging.connect(60), owed, c10d.Work.wait)
-        return {"mean": average.mean(dist.device), "owed": average.owed, "bytes": sum(sent)}
+        average = averaging.start(payload, COUNT, groups, owed, c10d.Work.wait)
+        return {"mean": average.mean(dist.device), "owed": average.owed, "sent": sent}
     finally:
         c10d.all_to_all_single = scatter
 
@@ -374,7 +374,16 @@ def test_the_mean_of_a_part_leaves_while_steps_go_on(runs):
 @pytest.mark.parametrize("size", CASES)
 def test_a_rank_sends_as_many_bytes_as_a_ring_would(runs, size):
     for rank in runs[size]:
-        assert rank["nobody"]["bytes"] == pytest.approx(2 * (size - 1) / size * COUNT, rel=0.01)
+        sent = sum(sum(to_others) for _, to_others in rank["nobody"]["sent"])
+        assert sent == pytest.approx(2 * (size - 1) / size * COUNT, rel=0.01)
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_the_two_directions_between_ranks_have_a_connection_each(runs, size):
+    """On one, what a rank asks the other to send would wait behind what it sends itself."""
+    for number, rank in enumerate(runs[size]):
+        for group, to_others in rank["nobody"]["sent"]:
+            assert not any(count for other, count in enumerate(to_others) if (other > number) != (group == 0))
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 7])

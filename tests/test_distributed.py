@@ -206,6 +206,15 @@ def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_pa
     assert share.share_out(dist, None, tmp_path).meta == meta and done == [[0, 1], "main", "barrier"]
 
 
+def test_copies_of_one_virtual_machine_are_two_machines(tmp_path, monkeypatch):
+    """Of one name, and with the same numbers on their disks."""
+    assert share._boot()
+    monkeypatch.setattr(share, "_boot", lambda: "another")
+    there = share._place(tmp_path)
+    monkeypatch.undo()
+    assert there != share._place(tmp_path) == share._place(tmp_path)
+
+
 @pytest.mark.parametrize(("gone", "savers"), [
     ([1], [0]), ([2, 3], [0]), ([0], [1, 2]), ([0, 1], [2]), ([0, 2], [1, 3])])
 def test_who_saves_when_others_are_lost(gone, savers):
