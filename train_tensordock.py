@@ -208,7 +208,7 @@ def planned_tokens(args):
             raise UserError("falta --dataset_path: la ruta de un .txt, un .jsonl o una carpeta, o muestra para el "
                             "texto incluido")
         return last.tokens("train"), True
-    text = corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)
+    text = corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens, flag="--dataset_path")
     size = text.text_bytes()
     if size == 0:
         raise UserError(f"--dataset_path {args.dataset_name!r}: está vacío; indique un texto")

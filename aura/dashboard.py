@@ -324,8 +324,8 @@ class Screen:
     def __enter__(self):
         self.before = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
         if hasattr(signal, "SIGWINCH"):
-            signal.signal(signal.SIGWINCH, lambda *_: None)  # only signals with a handler leave their byte
-            signal.signal(signal.SIGTSTP, self._pause)
+            for number in (signal.SIGWINCH, signal.SIGTSTP):  # only signals with a handler leave their byte
+                signal.signal(number, lambda *_: None)
         self._begin()
         return self
 
@@ -349,8 +349,9 @@ class Screen:
             Pipe(self.color).show(self.draw)
         sys.stdout.flush()
 
-    def _pause(self, *_):
-        """Ctrl+Z: leave the terminal to the shell until it says fg; the byte of this signal has all drawn anew."""
+    def _pause(self):
+        """Ctrl+Z: leave the terminal to the shell until it says fg. Not in the signal's handler, which may come in the
+        middle of a drawing."""
         self._end()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._begin()
@@ -375,7 +376,9 @@ class Screen:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self.reader], [], [], left)[0]:
-                self.reader.recv(4096)
+                told = self.reader.recv(4096)
+                if hasattr(signal, "SIGTSTP") and signal.SIGTSTP in told:
+                    self._pause()
                 if self.draw:
                     self.show(self.draw)
 

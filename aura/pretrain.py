@@ -181,7 +181,7 @@ def recorded_data(args, state, note):
         return None
     if "dataset_name" in args.given and not dataset.same_text(
             data, corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)):
-        raise UserError(f"--dataset-name {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "
+        raise UserError(f"--dataset_path {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "
                         f"({state['dataset']['name']!r}): quite esa opción, o empiece en otra carpeta")
     try:
         data.verify()

@@ -179,6 +179,7 @@ def test_an_empty_text_is_named(dry_run, tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "vacio.txt"
     path.write_text("")
     assert "está vacío" in dry_run("--dataset_path", path)[0]
+    assert dry_run("--dataset_path", path.with_name("falta.txt"))[0].startswith("--dataset_path '")
 
 
 def test_two_runs_in_one_folder(book, tmp_path):
