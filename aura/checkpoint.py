@@ -352,7 +352,8 @@ class Checkpointer:
         if self.dist.main:
             path = choose(resume, self.directory, self.dist.print)
             state = path and read(path)
-            sync = {"origin": self._signed(), **(state.get("sync", {}) if path else {})}
+            sync = dict(state.get("sync", {})) if path else {}
+            sync["origin"] = self._signed() or sync.get("origin")
             if resume != "auto":  # a path that was given is taken as it is
                 sync.pop("origin", None)
         path, run, origin = self.dist.broadcast_tree((str(path) if path else None, sync.get("run"), sync.get("origin")))
@@ -388,7 +389,7 @@ class Checkpointer:
 
     def sign(self, origin):
         """Leave a sync's origin in the folder of its run: by it load() knows what belongs to the run when rank 0 was
-        lost before it had saved anything."""
+        lost before it had saved anything since."""
         if self.dist.main and origin:
             write_bytes(self.directory / ORIGIN, origin.encode())
         elif self.dist.main:

@@ -50,6 +50,7 @@ class Progress:
     tokens: int = 0
     lr_scale: float = 1.0
     faults: int = 0
+    recovered: int = 0  # the step after which a fault was last acted on
     seconds: float = 0.0  # spent in all the runs that led here
     epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch's good steps so far
     epoch_tokens: int = 0
@@ -226,8 +227,12 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
 
 
 def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):
-    """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step."""
-    progress.faults += 1
+    """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step. Those
+    of restart that were taken before the last one was acted on have had no lower rate: they are one with it."""
+    if policy.nan_policy == "restart" and known.step <= progress.recovered:
+        reporter.event(known.step, f"{known.trouble}: aún con la tasa anterior, no cuenta otra vez")
+        return
+    progress.faults, progress.recovered = progress.faults + 1, progress.step
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
         times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
         raise _agreed_fault(f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble}){times}; "

@@ -344,6 +344,8 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     checkpointer.branch_off()
     checkpointer.begin(asked)
     progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
+    if asked != "auto" and synced and synced.origin:  # what others hold of the way that was left is not this run's
+        synced.origin = sync.name_run(dist)
     checkpointer.sign(synced and synced.origin)
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0

@@ -53,10 +53,10 @@ def prepare(folder, name, source):
 
 
 def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoil=(), signal_at=None, kill_at=None,
-          by=Killed, ema=0.0, label=None, **policy):
-    """Train to STEPS, from the newest checkpoint in folder/name if there is one, put together as pretrain.train does
-    it; what was seen is written to LABEL.RANK.json. spoil, signal_at: (rank, call of the loss, from 1). kill_at: a call
-    that raises `by` on all ranks."""
+          by=Killed, ema=0.0, label=None, resume="auto", **policy):
+    """Train to STEPS, from the newest checkpoint in folder/name if there is one, or that of `resume`, put together as
+    pretrain.train does it; what was seen is written to LABEL.RANK.json. spoil, signal_at: (rank, call of the loss, from
+    1). kill_at: a call that raises `by` on all ranks."""
     if dist.main:
         prepare(folder, name, source)
     dist.barrier()
@@ -68,7 +68,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
     loader = tokens.TokenLoader([folder / "train-00000.bin"], 8, WINDOWS // ACCUM // dist.world_size, vocab_size=65,
                                 seed=7, rank=dist.rank, world_size=dist.world_size, grad_accum=ACCUM)
     args = SimpleNamespace(sync=method, sync_every=every, sync_lr=0.75, sync_momentum=0.85,
-                           resume="auto", grad_accum=ACCUM)
+                           resume=str(resume), grad_accum=ACCUM)
     policy = loop.Policy(**{"max_steps": STEPS, "micro_tokens": WINDOWS * 8 // ACCUM // dist.world_size,
                             "grad_accum": ACCUM, "log_interval": 1, "checkpoint_freq": CUT, **policy})
 
@@ -148,13 +148,14 @@ def two(dist, folder):
         prepare(folder, "mixed", "diloco cut")
         shutil.copy(checkpoint.path_of(folder / "another run" / "rank-00001", CUT), folder / "mixed" / "rank-00001")
     run("mixed")
+    run("another way", source="diloco cut", resume=checkpoint.path_of(folder / "another way", CUT))
     run("from ddp", source="ddp")
     run("to ddp", "ddp", source="diloco cut")
     run("other every", source="diloco cut", every=7)
     run("restart", spoil=[(1, 13)])
     run("skip", spoil=[(1, 9)], nan_policy="skip")
     run("stop", spoil=[(1, 19)], nan_policy="stop")
-    run("thrice", spoil=[(1, 15), (0, 17), (1, 20)])
+    run("thrice", spoil=[(1, 13), (0, 15), (1, 19), (0, 25)])
     run("fp16 restart", "fp16", spoil=[(1, 15)])
     run("lost", kill_at=17, by=RuntimeError("gloo: Connection closed by peer"))
 
@@ -194,6 +195,7 @@ def furthest(dist, folder):
     case("asked for", [(4, a)], [(6, a)], [(9, a)], resume="path")
     case("asked for by rank 0", [(4, a)], [(6, a)], [(9, a)], resume="rank 0's")
     case("none saved", [], [(6, a)], [(9, b)], signed=a)
+    case("left", [(4, a)], [(6, a)], [(9, b), (7, b)], signed=b)
     case("no name", [(4, None)], [(6, a)], [(9, b)], signed=b)
     case("nothing known", [], [(6, a)], [(9, b)])
 
@@ -207,9 +209,10 @@ def test_the_others_wait_for_a_text_as_long_as_it_takes():
 
 
 def test_what_a_survivor_has_saved_is_taken_where_it_is_of_the_same_run_and_further(tmp_path):
-    assert together(3, furthest, tmp_path)[0].splitlines()[-9:] == [
+    assert together(3, furthest, tmp_path)[0].splitlines()[-10:] == [
         "further: 9 elsewhere", "not further: 9", "another run: 5 elsewhere", "damaged: 6 elsewhere", "asked for: 4",
-        "asked for by rank 0: 4", "none saved: 6 elsewhere", "no name: 9 elsewhere", "nothing known: None"]
+        "asked for by rank 0: 4", "none saved: 6 elsewhere", "left: 9 elsewhere", "no name: 9 elsewhere",
+        "nothing known: None"]
 
 
 @pytest.fixture(scope="module")
@@ -324,6 +327,12 @@ def test_elsewhere_it_goes_on_from_the_agreed_weights(runs, label, size):
     assert len({run["local"] for run in found}) == 1 and np.isfinite(column(found[0], "loss")).all()
 
 
+def test_what_begins_from_a_checkpoint_that_was_asked_for_takes_none_from_the_way_that_was_left(runs):
+    began, ended = stored(runs, "diloco cut", CUT)["sync"], newest(runs / "another way")["sync"]
+    assert ended["origin"] == (runs / "another way" / checkpoint.ORIGIN).read_text() != began["origin"]
+    assert told(runs, "another way")[0]["weights"] == told(runs, "diloco killed")[0]["weights"]
+
+
 def test_a_nan_on_one_rank_brings_back_the_agreed_weights_there_alone(runs):
     clean, found = told(runs, "diloco"), told(runs, "restart")
     # The NaN of step 7 is heard of after step 9, and what has left meanwhile arrives after step 10.
@@ -347,12 +356,20 @@ def test_a_nan_on_one_rank_is_skipped(runs):
                for tensor in newest(runs / name)["model"].values())
 
 
-@pytest.mark.parametrize("label, step, times", [("stop", 10, ""), ("thrice", 10, " por 3.ª vez")])
-def test_nans_that_do_not_end_stop_all_ranks_and_name_the_checkpoint(runs, label, step, times):
+@pytest.mark.parametrize("label, step, saved, events", [("stop", 10, 6, 0), ("thrice", 13, 12, 3)])
+def test_nans_that_do_not_end_stop_all_ranks_and_name_the_checkpoint(runs, label, step, saved, events):
     for run in told(runs, label):
-        assert f"no es finito en el paso {step} " in run["fault"] and times in run["fault"]
-        assert run["fault"].endswith("ckpt-00000006.pt") and len(run["events"]) == (2 if times else 0)
+        assert f"no es finito en el paso {step} " in run["fault"] and (" por 3.ª vez" in run["fault"]) == bool(events)
+        assert run["fault"].endswith(f"ckpt-{saved:08}.pt") and len(run["events"]) == events
         assert run["progress"]["step"] == step + 2
+
+
+def test_a_nan_from_before_the_rate_was_lowered_is_one_with_the_nan_that_lowered_it(runs):
+    for run in told(runs, "thrice"):
+        first, second, third = run["events"]
+        assert first.startswith("7: ") and "prevista por 0.5" in first
+        assert second.startswith("8: ") and "no cuenta otra vez" in second
+        assert third.startswith("10: ") and "prevista por 0.25" in third
 
 
 def test_a_nan_in_half_the_bytes_restores_all_ranks(runs):
@@ -380,18 +397,18 @@ def test_the_script_ends_when_a_rank_has_nothing_but_nans_and_hands_out_the_agre
     command = [ROOT / "train_gpt2_spanish.py", "--preset", "demo", "--n-layer", 1, "--n-embd", 32, "--n-head", 2,
                "--seq-len", 32, "--vocab-size", 400, "--sample-length", 0, "--batch-size", 2, "--max-steps", 20,
                "--dataset-name", book, "--distributed", "--sync", "diloco", "--sync-every", 10, "--checkpoint-freq", 5]
-    outputs = run_ranks(command, [tmp_path] * 2, AURA_INJECT_NAN="1:7,1:8,1:9")
+    outputs = run_ranks(command, [tmp_path] * 2, AURA_INJECT_NAN=",".join(f"1:{step}" for step in range(7, 21)))
     for code, output in outputs:
         assert code == 3 and "Traceback" not in output, output
-        assert "paso 9 (pérdida o gradiente no finitos en el rango 1) por 3.ª vez" in output
-        assert "último punto de control: checkpoints/ckpt-00000005.pt" in output
+        assert "paso 11 (pérdida o gradiente no finitos en el rango 1) por 3.ª vez" in output
+        assert "último punto de control: checkpoints/ckpt-00000010.pt" in output
     assert "AVISO, paso 7" in outputs[0][1]
     assert "cada proceso da 10 pasos por su cuenta entre dos acuerdos, 2 en todo el" in outputs[0][1]
     assert "(--sync-lr 0.9 --sync-momentum 0.5)" in outputs[0][1] and "«Lotes menores» en docs/wsl2" in outputs[0][1]
 
-    for code, output in run_ranks([*command, "--max-steps", 5, "--output", "otra.pth"], [tmp_path] * 2):
+    for code, output in run_ranks([*command, "--max-steps", 10, "--output", "otra.pth"], [tmp_path] * 2):
         assert code == 0, output
-    agreed = checkpoint.read(checkpoint.path_of(tmp_path / "checkpoints", 5))["model"]
+    agreed = checkpoint.read(checkpoint.path_of(tmp_path / "checkpoints", 10))["model"]
     written = torch.load(tmp_path / "otra.pth", weights_only=True)
     assert all(torch.equal(agreed[name], tensor) for name, tensor in written.items())
 
