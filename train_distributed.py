@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from aura import (
-    checkpoint,
     cli,
     distributed,
     finetune,
@@ -25,15 +24,14 @@ from aura import (
     loop,
     ops,
     optim,
-    pretrain,
     pretrained,
     results,
     sharding,
     squad,
+    start,
     wordpiece,
 )
-from aura.ema import Average
-from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, UserError
+from aura.errors import EXIT_OK, UserError
 from aura.files import require_writable_directory
 from aura.models import bert
 
@@ -69,8 +67,8 @@ def build_parser():
                       help="dynamic: lotes de longitudes parecidas, rellenos hasta la mayor; fixed: orden al azar, "
                            "rellenos hasta --max-len")
     cli.add_training(parser)
-    cli.add_logging(parser)
-    cli.add_checkpoints(parser, output="./bert_squad")
+    cli.add_logging(parser, validated="cada época")
+    cli.add_checkpoints(parser, output="./bert_squad", handed="carpeta del modelo final, con sus respuestas")
     parser.add_argument("--results-dir", type=cli.path, default="./results",
                         help="donde cada ejecución deja sus cifras, que python -m aura.compare compara")
     cli.add_distributed(parser, strategy=True)
@@ -152,8 +150,8 @@ def answer_loss(model, batch):
 
 def train(args, dist, task, clock):
     """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code. clock: for loop.train."""
-    precision = pretrain.choose_precision(args.precision, dist.device)
-    pretrain.require_memory(task.config, dist.device, dist.shards)
+    precision = start.choose_precision(args.precision, dist.device)
+    start.require_memory(task.config, dist, "elija un --model menor, o reparta el modelo con --strategy fsdp")
     ops.use(args.attention, dist.device)
     module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
     if not dist.sharded:
@@ -164,32 +162,18 @@ def train(args, dist, task, clock):
         weights = {name: tensor.to("cpu", copy=True) for name, tensor in module.state_dict().items()}
     optimizer = optim.adamw(module, args.lr, args.weight_decay, betas=(0.9, 0.999))
     loader = finetune.make_loader(args, dist, task)
-    steps = args.max_steps or args.epochs * loader.steps_per_epoch
-    checkpointer = finetune.make_checkpointer(args, dist, task)
-    checkpointer.require_room(checkpoint.state_bytes(module, 3 if args.ema else 2))
-    dist.shard(module, optimizer, precision.dtype)
-    average = Average(module, args.ema)
-    synced = pretrain.make_sync(args, dist, module, steps, answer_loss, precision,
-                                finetune.any_batch(args, dist, task), unit="muestras")
-    progress = pretrain.resume(args, dist, checkpointer, module, optimizer, precision, loader, average=average,
-                               synced=synced)
-    first = progress.step
-    steps, fewer = pretrain.length(args, dist, loader, progress)
-    pretrain.synchronise(dist, module, synced)
-    model = synced.wrap(module.compiled() if args.compile else module)
+    checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.sha256, task.vocabulary)
+    ready = start.make_ready(args, dist, module, optimizer, precision, loader, checkpointer, answer_loss,
+                             finetune.any_batch(args, dist, task), unit="muestras")
+    first, steps, fewer = ready.progress.step, ready.steps, ready.fewer
     evaluation = finetune.Evaluation(args, dist, task, module, precision, first, clock)
     reporter = finetune.make_reporter(args, dist, task, steps, precision)
-    policy = loop.Policy(
-        max_steps=steps, micro_tokens=args.batch_size, grad_accum=args.grad_accum, grad_clip=args.grad_clip,
-        log_interval=args.log_interval, eval_interval=args.eval_interval or 0, checkpoint_freq=args.checkpoint_freq,
-        nan_policy=args.nan_policy, seed=args.seed)
-    strategy = finetune.strategy(dist, synced)
+    policy = start.make_policy(args, steps, args.batch_size, eval_interval=args.eval_interval or 0)
+    strategy = finetune.strategy(dist, ready.synced)
     dist.print(f"Modelo: {task.config.parameters() / 1e6:.2f} M parámetros; "
                f"{'un proceso' if strategy == 'none' else f'estrategia {strategy}'}; precisión "
                f"{precision.name}; {ops.describe(dist.device)}. {steps} pasos de {loader.steps_per_epoch} por época.")
-    if first >= steps:
-        dist.print(f"El entrenamiento ya estaba completo: paso {first} de {steps}. Para seguir, aumente --epochs o "
-                   "--max-steps; para empezar de cero, --resume none.")
+    start.say_if_complete(dist, ready.progress, steps)
 
     def schedule(step):
         whole = steps - fewer
@@ -199,30 +183,28 @@ def train(args, dist, task, clock):
     reporter.start(first)
     try:
         progress, stopped = loop.train(
-            model, pretrain.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,
-            dist, precision, sync=synced, progress=progress, average=average, evaluate=evaluation,
+            ready.model, start.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,
+            dist, precision, sync=ready.synced, progress=ready.progress, average=ready.average, evaluate=evaluation,
             reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
     finally:
         reporter.close()
     stopped = stopped if progress.step < steps else 0
     if not stopped:
-        finish(args, dist, task, module, synced, average, evaluation)
-    path = finetune.record(args, dist, task, model, synced, answer_loss, reporter, evaluation.metrics,
+        finish(args, dist, task, module, ready, evaluation)
+    path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics,
                            precision=precision, first=first, steps=progress.step - first,
                            steps_per_epoch=loader.steps_per_epoch, stopped=stopped)
     if path:
         dist.print(f"Cifras de esta ejecución: {path}")
-    dist.barrier()
     if stopped:
-        dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
-                   f"{pretrain.way_on(args)}")
-        return EXIT_SIGNAL_BASE + stopped
+        return start.leave_stopped(args, dist, progress, stopped, checkpointer)
+    dist.barrier()
     return EXIT_OK
 
 
-def finish(args, dist, task, module, synced, average, evaluation):
+def finish(args, dist, task, module, ready, evaluation):
     """Score what was trained, unless the last step did, and leave it in --output."""
-    with synced.agreed(), average.applied():
+    with ready.synced.agreed(), ready.average.applied():
         metrics = evaluation.metrics or evaluation()
         finetune.save_model(args.output, dist, task, module, metrics, evaluation.answers)
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
@@ -238,8 +220,8 @@ def main():
     args.fsdp = args.strategy == "fsdp"
     check_arguments(args)
     with distributed.session(args) as dist:
-        pretrain.tune_allocator(dist.device)
-        pretrain.check_places(args, dist, folder=True)
+        start.tune_allocator(dist.device)
+        start.check_places(args, dist, folder=True)
         require_writable_directory(args.results_dir, "--results-dir")
         found = {}
         dist.run_on_main(lambda: found.update(task=read_task(args, dist)))

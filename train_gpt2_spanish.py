@@ -12,7 +12,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 
 import dataclasses
 
-from aura import cli, distributed, ops, optim, pretrain
+from aura import cli, distributed, ops, optim, pretrain, start
 from aura.errors import EXIT_OK
 from aura.models import gpt
 
@@ -76,15 +76,15 @@ def main():
     args = build_parser().parse_args()
     config = complete(args)
     with distributed.session(args) as dist:
-        pretrain.tune_allocator(dist.device)
+        start.tune_allocator(dist.device)
         if not args.prepare:
-            pretrain.check_places(args, dist)
+            start.check_places(args, dist)
         data = pretrain.load_data(args, dist)
         if args.prepare:
             return EXIT_OK
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        pretrain.require_memory(config, dist.device, dist.shards)
+        start.require_memory(config, dist, pretrain.SMALLER)
         ops.use(args.attention, dist.device)
         model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))

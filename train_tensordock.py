@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, tokenizer
+from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, recall, start, tokenizer
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, TrainingFault, UserError
 from aura.files import explain
@@ -166,7 +166,7 @@ def find_card(args, device):
             raise UserError("--gpu y --gpu_gb sirven para planificar con otra GPU: indique --gpu_gb y --dry_run")
         precision = "bf16" if args.precision == "auto" else args.precision
         return plan.imagined_card(args.gpu or f"una GPU de {args.gpu_gb:g} GB", 1e9 * args.gpu_gb, precision)
-    return plan.card_of(device, pretrain.choose_precision(args.precision, device).name)
+    return plan.card_of(device, start.choose_precision(args.precision, device).name)
 
 
 def job_of(args, config, card):
@@ -271,13 +271,13 @@ def main():
     args = build_parser().parse_args()
     dist = distributed.Session(device=backend.local_device(0))
     place(args)
-    state = pretrain.recorded(args, dist.print)
+    state = recall.recorded(args, dist.print)
     if state is not None:
-        pretrain.recall(args, state, FIXED, flag, dist.print)
+        recall.arguments(args, state, FIXED, flag, dist.print)
     card = find_card(args, dist.device)
     config = complete(args, card, dist.print)
 
-    data = state and pretrain.recorded_data(args, state, dist.print)
+    data = state and recall.data(args, state, dist.print)
     if data:
         tokens, counted, config = data.tokens("train"), True, dataclasses.replace(config, vocab_size=data.vocab_size)
     else:
@@ -288,8 +288,8 @@ def main():
             dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
     if args.dry_run:
         return EXIT_OK
-    pretrain.check_places(args, dist)
-    pretrain.tune_allocator(dist.device)
+    start.check_places(args, dist)
+    start.tune_allocator(dist.device)
     data = data or pretrain.load_data(args, dist)
     if args.prepare:
         return EXIT_OK

@@ -210,6 +210,13 @@ def check_all_reduce(rank, world_size, device, group=None):
     return vector[0].item()
 
 
+def device_memory(device):
+    """Bytes this process can have: the card's, or on a CPU the machine's memory or the control group's limit."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return cgroup.memory_total()
+
+
 def device_name(device):
     """The name of the card or of the processor."""
     if device.type == "cuda":

@@ -55,6 +55,13 @@ def cores(membership=MEMBERSHIP, root=ROOT):
     return max(1, min(allowed, math.ceil(min(_processors(membership, root), default=allowed))))
 
 
+def memory_total():
+    """Bytes of memory that this process can have: the machine's, or its control group's limit; inf where the system
+    does not say."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    return min(physical, group_limit())
+
+
 def group_limit(membership=MEMBERSHIP, root=ROOT):
     """The least memory limit of this process's control group and those above it, in bytes; inf where there is none."""
     return min((limit for limit, _, _ in _memory_groups(membership, root)), default=math.inf)

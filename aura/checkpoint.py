@@ -423,12 +423,12 @@ class Checkpointer:
             return None
         return state if all(state["sync"].get(name) == value for name, value in setting.items()) else None
 
-    def require_room(self, state_bytes, flag="--checkpoint-dir"):
-        """Raise UserError when the disk cannot hold one more checkpoint of `state_bytes`."""
+    def require_room(self, size):
+        """Raise UserError when rank 0's disk cannot hold one more checkpoint of `size` bytes."""
         free = shutil.disk_usage(self.directory).free
-        if self.dist.main and free < state_bytes:
+        if self.dist.main and free < size:
             raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
-                            f"{state_bytes / 1e9:.2f} GB: libere espacio o indique otra carpeta con {flag}")
+                            f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
 
 
 def _origin_of(path):
@@ -462,10 +462,10 @@ def choose(resume, directory, note=print):
     return path
 
 
-def state_bytes(model, optimizer_states=2):
-    """Size of a checkpoint: the weights and AdamW's two moments of each parameter."""
+def size_of(model, average):
+    """Bytes of a checkpoint: the weights, AdamW's two moments of each and, where `average`, theirs."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    return weights * (1 + optimizer_states)
+    return weights * (4 if average else 3)
 
 
 def collect(tree, dist):

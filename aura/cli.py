@@ -281,14 +281,14 @@ def add_beta2(group):
                        help="parte del segundo momento de AdamW que conserva cada paso; más, con pocos tokens")
 
 
-def add_logging(parser):
-    """Arguments of what a run tells."""
+def add_logging(parser, validated="cada época, o cada 500 pasos si llega antes"):
+    """Arguments of what a run tells. validated: Spanish for how often that is where nothing is said."""
     group = parser.add_argument_group("registro")
     group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS",
                        help="cada cuánto se informa")
     group.add_argument("--log-dir", type=path, default="./logs", help="train.csv, loss.png y TensorBoard")
     group.add_argument("--eval-interval", type=number(int, low=1), metavar="PASOS",
-                       help="cada cuánto se valida (por defecto: cada época, o cada 500 pasos si llega antes)")
+                       help=f"cada cuánto se valida, además de al acabar una época (por defecto: {validated})")
 
 
 def add_samples(parser):
@@ -301,8 +301,8 @@ def add_samples(parser):
                        help="longitud de la muestra de cada época; 0: ninguna")
 
 
-def add_checkpoints(parser, output):
-    """Arguments of what a run keeps. output: default name of the final model."""
+def add_checkpoints(parser, output, handed="modelo final; a su lado, configuración y tokenizador"):
+    """Arguments of what a run keeps. output: default name of the final model. handed: Spanish for what it is."""
     group = parser.add_argument_group("puntos de control")
     group.add_argument("--checkpoint-dir", type=path, default="./checkpoints",
                        help="carpeta de los puntos de control")
@@ -314,5 +314,4 @@ def add_checkpoints(parser, output):
                        help="conserva además los de cada tantos pasos; 0: ninguno")
     group.add_argument("--resume", type=path, default="auto", metavar="auto|none|RUTA",
                        help="auto: el último que esté entero; none: empezar de cero")
-    group.add_argument("--output", type=path, default=output,
-                       help="modelo final; a su lado, configuración y tokenizador")
+    group.add_argument("--output", type=path, default=output, help=handed)

@@ -43,7 +43,7 @@ class Flight:
 
 
 class DiLoCo:
-    """What loop.train and pretrain call a sync (see sync.Exact), where ranks agree every `every` steps.
+    """What loop.train and start call a sync (see sync.Exact), where ranks agree every `every` steps.
 
     module: the same weights on every rank. lr, momentum: of the outer step. Takes 12 bytes a parameter on its device:
     the agreed weights, the outer momentum and what rounding still owes, flat in the order of module.parameters(). Of

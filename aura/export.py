@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import aura
-from aura import cli, pretrain
+from aura import cli, output
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError
 from aura.files import (
@@ -61,7 +61,7 @@ def main():
     except (OSError, RuntimeError) as problem:  # links that lead to each other
         raise UserError(f"--to hf {directory!r}: no es una carpeta ({problem}); indique otra") from problem
     require_free(final)
-    config, weights, tokenizer = pretrain.read_output(args.checkpoint)
+    config, weights, tokenizer = output.read_output(args.checkpoint)
     config = check(args.checkpoint, config, weights, tokenizer)
     require_writable_directory(final.parent, "--to hf")
     files = write_folder(final, config, weights, tokenizer)

@@ -12,7 +12,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from aura import backend, buckets, checkpoint, pretrain, pretrained, report, results, scaling, squad
+from aura import (
+    backend,
+    buckets,
+    checkpoint,
+    output,
+    pretrained,
+    report,
+    results,
+    scaling,
+    sharding,
+    squad,
+    start,
+)
 from aura.files import explain, set_aside, write_json
 from aura.models import bert
 
@@ -82,21 +94,10 @@ def any_batch(args, dist, task):
                    args.max_len if args.padding == "fixed" else None)
 
 
-def make_checkpointer(args, dist, task):
-    """What saves this run, with what it is about in each checkpoint."""
-    return checkpoint.Checkpointer(
-        args.checkpoint_dir, dist, args.keep_checkpoints, background=True, keep_every=args.keep_every,
-        constants={"config": dataclasses.asdict(task.config), "arguments": pretrain.plain_arguments(args),
-                   "dataset": {"name": task.dataset, "sha256": task.sha256},
-                   "tokenizer": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
-                   "versions": pretrain.versions()})
-
-
 def make_reporter(args, dist, task, steps, precision):
     """What tells of this run, in samples; MFU by the FLOPs of a window's own tokens, not of its padding."""
     flops = np.mean([task.config.flops(int(length)) for length in task.train.lengths])
-    peak = report.peak_flops(backend.device_name(dist.device), precision.name)
-    return report.Reporter(args.log_dir, dist.main, steps, flops, peak and peak * dist.world_size, unit="samples")
+    return report.Reporter(args.log_dir, dist.main, steps, flops, start.group_peak(dist, precision), unit="samples")
 
 
 class Evaluation:
@@ -146,9 +147,9 @@ class Evaluation:
         """((summed loss, windows), [(number of a window, its logits [T, 2])]) of this rank's share."""
         features, nats, count, logits = self.task.validation, 0.0, 0, []
         order = np.argsort(features.lengths, kind="stable")
-        starts = range(self.dist.rank * self.rows, len(order), self.dist.world_size * self.rows)
+        places = range(self.dist.rank * self.rows, len(order), self.dist.world_size * self.rows)
         self.module.eval()
-        for numbers in pretrain.in_step((order[start:start + self.rows] for start in starts), self.dist):
+        for numbers in sharding.in_step((order[place:place + self.rows] for place in places), self.dist):
             *batch, positions = collate(features, order[:1] if numbers is None else numbers, self.task.pad_id,
                                         self.dist.device)
             with self.precision.autocast():
@@ -199,7 +200,7 @@ def strategy(dist, synced):
     return "none" if dist.world_size == 1 else "fsdp" if dist.sharded else synced.method
 
 
-def record(args, dist, task, model, synced, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch,
+def record(args, dist, task, ready, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch,
            stopped):
     """Leave the figures of this run of `steps` steps, which began after `first`, in --results-dir; to be called on all
     ranks. What exchanging costs is measured where a step exchanges whole gradients, and not of a run that was stopped,
@@ -212,9 +213,9 @@ def record(args, dist, task, model, synced, loss_fn, reporter, metrics, *, preci
         return None
     step = dist.broadcast_tree(statistics.median(reporter.step_times) if dist.main else None)
     exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}
-    used = strategy(dist, synced)
+    used = strategy(dist, ready.synced)
     if used in results.EXCHANGING and not stopped:
-        exchange |= exchange_figures(args, dist, task, model, loss_fn, precision, step)
+        exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, precision, step)
         exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
     if not dist.main:
         return None
@@ -229,7 +230,7 @@ def record(args, dist, task, model, synced, loss_fn, reporter, metrics, *, preci
         samples_per_s=steps * samples / seconds, step_s=step, peak_memory_gb=memory, **exchange,
         **{name: metrics.get(name) for name in ("val_loss", "exact_match", "f1")},
         exit=results.SIGNALLED if stopped else results.COMPLETE,
-        versions={**pretrain.versions(), "cuda": torch.version.cuda})
+        versions={**output.versions(), "cuda": torch.version.cuda})
     try:
         return results.save(args.results_dir, result)
     except OSError as problem:  # the training itself is safe

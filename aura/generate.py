@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from aura import backend, cli, models, pretrain, sampling
+from aura import backend, cli, models, output, sampling
 from aura.errors import EXIT_OK, UserError
 
 
@@ -34,7 +34,7 @@ def main():
     """Load the model, print the texts; returns the exit code."""
     args = build_parser().parse_args()
     backend.limit_threads()
-    config, weights, tokenizer = pretrain.read_output(args.checkpoint)
+    config, weights, tokenizer = output.read_output(args.checkpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = models.build(config).to(device)
     try:

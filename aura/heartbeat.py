@@ -10,6 +10,7 @@ send through the group's store, so that no shared disk is needed.
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -244,9 +245,8 @@ def _memory_total(device):
         import torch
 
         return torch.cuda.mem_get_info(device)[1]
-    if not hasattr(os, "sysconf"):
-        return 0
-    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroup.group_limit()))
+    total = cgroup.memory_total()
+    return int(total) if math.isfinite(total) else 0
 
 
 def _memory_used(device):

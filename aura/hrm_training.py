@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aura import cli, corpus, distributed, ops, optim, pretrain, scaling, stream
+from aura import cli, corpus, distributed, ops, optim, pretrain, scaling, start, stream
 from aura.errors import EXIT_OK, UserError
 from aura.models import hrm
 
@@ -171,9 +171,9 @@ def run(parser, presets):
     args = parser.parse_args()
     config = complete(args, presets)
     with distributed.session(args) as dist:
-        pretrain.tune_allocator(dist.device)
+        start.tune_allocator(dist.device)
         if not args.prepare:
-            pretrain.check_places(args, dist)
+            start.check_places(args, dist)
         data = load_data(args, dist)
         if args.prepare:
             return EXIT_OK
@@ -185,13 +185,13 @@ def run(parser, presets):
 
 def train(args, dist, data, config):
     """Build the model and train it; returns the exit code."""
-    pretrain.require_memory(config, dist.device, dist.shards)
+    start.require_memory(config, dist, pretrain.SMALLER)
     ops.use(args.attention, dist.device)
     model = dist.build(lambda: hrm.HRM(config), lambda model: model.init_weights(args.seed))
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)
     if args.benchmark:
-        precision = pretrain.choose_precision(args.precision, dist.device)
+        precision = start.choose_precision(args.precision, dist.device)
         scaling.benchmark(args, dist, pretrain.make_loaders(args, dist, data)[0], precision, config, model, loss)
         return EXIT_OK
     optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))

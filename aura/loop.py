@@ -73,7 +73,7 @@ class Precision:
 def micro_seed(seed, step, number):
     """The seed of dropout in micro-batch `number` of a step, counted over all ranks: random state as a pure function,
     so that resuming needs no more than the step, and one process that accumulates draws the masks that several would.
-    (SplitMix64's multipliers, Steele et al. 2014, to spread neighbouring steps.)"""
+    (Odd multipliers, SplitMix64's of Steele et al. 2014 among them, spread neighbouring steps.)"""
     mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + number * 0x94D049BB133111EB) % 2**64
     mixed = (mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93 % 2**64
     return (mixed ^ (mixed >> 32)) % 2**63
@@ -194,6 +194,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
         with clock.phase("save"):
             checkpointer.finish()
             sync.close()
+            if stop:  # torchrun kills who still saves 30 s after the first process has left
+                dist.run_on_main(lambda: None)
     clock.end(stop if progress.step < policy.max_steps else 0)
     return progress, stop
 

@@ -35,7 +35,8 @@ def use(choice="auto", device="cpu"):
     auto is fused where the extension can be built, else sdpa; on a GPU each operation goes to whoever was the faster
     when `benchmarks/gpu.py --learn` measured this card, and all to torch where nobody has. Builds and loads the
     extension if need be, and its kernels for a device "cuda" where they are wanted. Tensors our kernels do not take
-    (float16 on a CPU, heads wider than 256, other devices) go to torch's in any case. Returns the choice that was made.
+    (float16 and heads wider than 256 on a CPU; float64, attention in float32 and heads of other widths than GPU_WIDTHS
+    on a GPU; other devices) go to torch's in any case. Returns the choice that was made.
     Raises UserError where fused cannot be had.
     """
     global _choice, _gpu

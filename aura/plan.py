@@ -1,7 +1,7 @@
 """What a training run of a GPT needs and costs, computed before anything is allocated.
 
     job = plan.Job(gpt.PRESETS["gpt2-xl"], batch_size=8, grad_checkpointing=True, precision="bf16")
-    plan.peak(job), plan.device_memory(device)              bytes
+    plan.peak(job), backend.device_memory(device)              bytes
     plan.hours(job, tokens, plan.device_flops(device, "bf16"))
 
 Sizes below: B batch, T length, C width, H heads, V vocabulary, N = B T rows, L layers; w bytes of a value inside a
@@ -11,14 +11,12 @@ block, 2 under autocast and 4 else. The residual stream, the norms and their out
 import functools
 import itertools
 import math
-import os
 import time
 from dataclasses import dataclass, replace
 
 import torch
 
 from aura import backend, ops, optim, report
-from aura.cgroup import group_limit
 from aura.models import gpt
 
 # Of the peak, assumed: a little below the 0.44 to 0.52 of tuned runs on A100s, what is computed twice counted there too
@@ -261,21 +259,13 @@ class Card:
 
 def card_of(device, precision):
     """The Card of a device of this machine."""
-    return Card(device.type, backend.device_name(device), device_memory(device), precision,
+    return Card(device.type, backend.device_name(device), backend.device_memory(device), precision,
                 device_flops(device, precision))
 
 
 def imagined_card(name, memory, precision):
     """The Card of a GPU that is not here, of `memory` bytes."""
     return Card("cuda", name, memory, precision, report.peak_flops(name, precision))
-
-
-def device_memory(device):
-    """Bytes this process can have: the card's, or on a CPU the machine's memory or the control group's limit."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    return min(physical, group_limit())
 
 
 def _settings(job, presets):

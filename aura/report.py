@@ -148,7 +148,7 @@ class Reporter:
         self.bar.close()
         try:
             self.board.close()
-            draw_curve(read_table(self.table), self.log_dir / "loss.png")
+            draw_curve(read_table(self.table), self.log_dir / "loss.png", self.unit)
         except OSError as problem:  # a full disk must not hide how the run itself ended
             self.say(f"Aviso: no se pudo guardar la curva de pérdida ({explain(problem)}).")
         except Exception as problem:  # nor a picture cost the model, whatever is wrong with a table or a library
@@ -173,15 +173,16 @@ def new_figure(rows=1, columns=1, *, figsize, layout=None, **axes):
     return figure, figure.subplots(rows, columns, **axes)
 
 
-def draw_curve(rows, path):
-    """Draw training and validation loss over the steps into the PNG `path`."""
+def draw_curve(rows, path, unit="tokens"):
+    """Draw training and validation loss over the steps into the PNG `path`. unit: as Reporter takes it."""
     figure, axes = new_figure(figsize=(8, 5))
     for column, label, style in (("loss", "entrenamiento", "-"), ("val_loss", "validación", "o-")):
         points = [(int(row["step"]), float(row[column])) for row in rows if row.get(column)]
         points = [point for point in points if math.isfinite(point[1])]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
-    axes.set(xlabel="paso", ylabel="pérdida (nats por token)", title="Curva de pérdida")
+    counted = "token" if unit == "tokens" else "muestra"
+    axes.set(xlabel="paso", ylabel=f"pérdida (nats por {counted})", title="Curva de pérdida")
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend()

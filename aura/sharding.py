@@ -94,6 +94,19 @@ def agreed(kind, text):
     return problem
 
 
+def in_step(batches, dist):
+    """Yield `batches`; where a forward pass takes all ranks, as many of them on each: None where a rank has no more."""
+    if not dist.sharded:
+        yield from batches
+        return
+    batches = iter(batches)
+    while True:
+        batch = next(batches, None)
+        if not dist.sum([batch is not None])[0]:
+            return
+        yield batch
+
+
 def is_shard(tensor):
     """Whether `tensor` is this rank's slice of a larger one."""
     return hasattr(tensor, "full_tensor")  # DTensor's, whose import would cost every run its time

@@ -32,7 +32,7 @@ class Known:
 
 
 class Exact:
-    """A sync: what pretrain and loop.train need of a method. Here every step is agreed on before it is taken, with ddp,
+    """A sync: what start and loop.train need of a method. Here every step is agreed on before it is taken, with ddp,
     fp16, shards or one process.
 
     weights: the agreed weights as tensors in the order of the module's parameters, where those are not the module's.
@@ -98,42 +98,15 @@ class Exact:
         self.kept, self.origin = own, state.get("origin")
 
 
-def make(args, dist, module, steps, measure):
-    """The sync that the arguments ask for, in a run of so many steps. measure() -> (name, lines): for auto on several
-    machines, called on all ranks, the method to take and what to print."""
-    if not dist.grouped or dist.world_size == 1 or dist.sharded:
-        return Exact(dist)
-    method = args.sync
-    if method == "auto":
-        method = "ddp"
-        if len(set(dist.machines)) > 1:
-            method, lines = measure()
-            for line in lines:
-                dist.print(line)
-    if method == "diloco":
-        from aura.diloco import DiLoCo
-
-        lr, momentum = outer_step(args, steps)
-        dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
-                   f"{max(1, steps // args.sync_every)} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
-                   f"{momentum:g}); se validan y se guardan los pesos acordados.")
-        if _few_agreements(args, steps):
-            dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores pueden enseñar más: «Lotes "
-                       "menores» en docs/wsl2.md.")
-        return DiLoCo(dist, module, args.sync_every, lr, momentum)
-    if method == "fp16":
-        dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
-    return Exact(dist, method)
-
-
 def outer_step(args, steps):
     """(learning rate, momentum) of diloco's agreements in a run of so many steps; what the arguments give wins."""
-    lr, momentum = (FEW_LR, FEW_MOMENTUM) if _few_agreements(args, steps) else (SYNC_LR, SYNC_MOMENTUM)
+    lr, momentum = (FEW_LR, FEW_MOMENTUM) if few_agreements(args, steps) else (SYNC_LR, SYNC_MOMENTUM)
     return (lr if args.sync_lr is None else args.sync_lr,
             momentum if args.sync_momentum is None else args.sync_momentum)
 
 
-def _few_agreements(args, steps):
+def few_agreements(args, steps):
+    """Whether a run of so many steps agrees too seldom for the published momentum."""
     return steps < FEW_AGREEMENTS * args.sync_every
 
 

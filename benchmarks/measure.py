@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from loader import processor  # noqa: E402
 
-from aura import cgroup, extension, pretrain  # noqa: E402
+from aura import cgroup, extension, start  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SAMPLE_S = 0.002  # a sample repeats short calls until it lasts about this long: the clock and its reading cost nothing
@@ -37,7 +37,7 @@ LONG_S, LONG_ROUNDS = 2.0, 3  # a comparison that has taken this long ends after
 
 def settle() -> None:
     """The allocator settings that training uses, for everybody."""
-    pretrain.tune_allocator(torch.device("cpu"))
+    start.tune_allocator(torch.device("cpu"))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train_gpt2_spanish  # noqa: E402
-from aura import cli, dataset, loop, ops, optim, pace, pretrain  # noqa: E402
+from aura import cli, dataset, loop, ops, optim, pace, pretrain, start  # noqa: E402
 from aura.models import gpt  # noqa: E402
 
 OURS, TORCH_DDP, TORCH_LOCAL = "ours", "torch DDP", "torch local SGD"
@@ -79,7 +79,7 @@ def peer(name, every, words):
     """A plain training loop with torch's own exchange."""
     args = train_gpt2_spanish.build_parser().parse_args(words)
     config = train_gpt2_spanish.complete(args)
-    pretrain.tune_allocator(torch.device("cpu"))
+    start.tune_allocator(torch.device("cpu"))
     torch.distributed.init_process_group("gloo")
     place = types.SimpleNamespace(rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size(),
                                   device=torch.device("cpu"), print=lambda *_: None)
@@ -96,7 +96,7 @@ def peer(name, every, words):
         from torch.distributed.optim import PostLocalSGDOptimizer
 
         optimizer = PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(every))
-    mark, precision = Marks(), pretrain.choose_precision(args.precision, place.device)
+    mark, precision = Marks(), start.choose_precision(args.precision, place.device)
     table = Path(args.log_dir, "train.csv")
     table.parent.mkdir(parents=True)
     with open(table, "w", buffering=1, encoding="utf-8") as file:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from aura import loop, ops, optim, plan, report
+from aura import backend, cgroup, loop, ops, optim, plan, report
 from aura.models import gpt
 from tests.support import most_allocated
 
@@ -197,14 +197,14 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
     membership = tmp_path / "cgroup"
     membership.write_text("0::/user/job\n")
     write(tmp_path / "two/user/job/memory.max", "max\n")
-    assert plan.group_limit(membership, tmp_path / "two") == math.inf
+    assert cgroup.group_limit(membership, tmp_path / "two") == math.inf
     write(tmp_path / "two/user/memory.max", "5000\n")
-    assert plan.group_limit(membership, tmp_path / "two") == 5000
+    assert cgroup.group_limit(membership, tmp_path / "two") == 5000
     membership.write_text("7:cpu,memory:/docker/abc\n3:cpuset:/\n")
     write(tmp_path / "one/memory/memory.limit_in_bytes", "7000\n")  # a container's own, at the top
-    assert plan.group_limit(membership, tmp_path / "one") == 7000
-    assert plan.group_limit(tmp_path / "missing") == math.inf
-    assert 0 < plan.device_memory(CPU) < 2**60
+    assert cgroup.group_limit(membership, tmp_path / "one") == 7000
+    assert cgroup.group_limit(tmp_path / "missing") == math.inf
+    assert 0 < backend.device_memory(CPU) < 2**60
 
 
 def test_flops_of_the_device_and_of_the_model_are_kept_apart():

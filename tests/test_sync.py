@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura import checkpoint, distributed, loop, optim, pretrain, sync, tokens
+from aura import checkpoint, distributed, loop, optim, pretrain, start, sync, tokens
 from aura.cli import Parser, add_distributed
 from aura.distributed import Session
 from aura.ema import Average
@@ -92,11 +92,11 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
 
     fault = progress = stopped = None
     with loader, contextlib.redirect_stdout(output):
-        synced = pretrain.make_sync(args, dist, model, policy.max_steps, next_token_loss, precision, None)
+        synced = start.make_sync(args, dist, model, policy.max_steps, next_token_loss, precision, None)
         assert synced.method != "diloco" or (synced.outer_lr, synced.outer_momentum) == (0.75, 0.85)
-        progress = pretrain.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
+        progress = start.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
                                    synced=synced)
-        pretrain.synchronise(dist, model, synced)
+        start.synchronise(dist, model, synced)
         with synced.agreed():
             begun = crc(model.parameters())
         try:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import train_tensordock as script
-from aura import checkpoint, corpus, pretrain
+from aura import checkpoint, corpus, recall
 from aura.errors import UserError
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 
@@ -170,9 +170,9 @@ def test_more_of_the_sample_is_the_same_corpus(tmp_path, monkeypatch, capsys):
     args = script.build_parser().parse_args(["--dataset_path", "muestra", "--dataset_max_tokens", "600000"])
     made = corpus.open_corpus("muestra", max_tokens=600_000)
     known = SimpleNamespace(sha256="a", meta={"source": made.source}, verify=lambda: None)
-    monkeypatch.setattr(pretrain.dataset, "prepared", lambda *_: [known])
+    monkeypatch.setattr(recall.dataset, "prepared", lambda *_: [known])
     args.resume = "c"
-    assert pretrain.recorded_data(args, {"dataset": {"sha256": "a", "name": "muestra"}}, print) is known
+    assert recall.data(args, {"dataset": {"sha256": "a", "name": "muestra"}}, print) is known
 
 
 def test_an_empty_text_is_named(dry_run, tmp_path_factory):

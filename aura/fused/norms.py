@@ -4,9 +4,10 @@ Layer normalisation: Ba et al. 2016, "Layer normalization", equation 4. RMS norm
 "Root mean square layer normalization", equation 4.
 
 Shapes: x, residual [..., C], C >= 1, any strides; weight, bias [C]. Dtypes: all float32, all bfloat16 or all float64;
-x bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them.
-Anything else is a RuntimeError. y has the dtype of the residual, or of x where there is none. Autocast changes nothing:
-dtypes are taken as they come, and mean and variance are float32 (float64 for float64) in every case.
+x bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them. On a
+GPU float16 is taken wherever bfloat16 is, and float64 is not. Anything else is a RuntimeError. y has the dtype of the
+residual, or of x where there is none. Autocast changes nothing: dtypes are taken as they come, and mean and variance
+are float32 (float64 for float64) in every case.
 
 dropout is the probability of dropping an element of x; kept ones are scaled by 1 / (1 - dropout), where dropout counts
 in steps of 1/65536. The mask is a function of `seed` (int64, one element, on the CPU; needed when dropout > 0) and of

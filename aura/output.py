@@ -1,0 +1,75 @@
+"""The model that a run hands over: its weights and, beside them, what another program needs to use them."""
+
+import json
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+import aura
+from aura import tokenizer as tokenizers
+from aura.checkpoint import read, save_file
+from aura.errors import TrainingFault, UserError
+from aura.files import explain, write_bytes, write_json
+
+
+def plain_arguments(args):
+    """The arguments that are plain values, as a dict."""
+    return {key: value for key, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
+
+
+def versions():
+    """What a file written now depends on."""
+    return {"aura": aura.__version__, "torch": torch.__version__.split("+")[0], "python": platform.python_version()}
+
+
+def save_output(args, weights, config, data, tokenizer, progress, description, named):
+    """Write the weights to --output and, beside them, what another program needs: configuration and tokenizer.
+
+    model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
+    tokenizer.model. named: the checkpoint to go on from. Raises TrainingFault when the disk refuses.
+    """
+    path = Path(args.output)
+    beside, vocabulary = path.with_suffix(".json"), path.with_suffix(f".{tokenizer.file_name}")
+    if description:
+        beside, vocabulary = path.with_name(description), path.with_name(tokenizer.file_name)
+    try:
+        save_file(path, weights)
+        write_bytes(vocabulary, tokenizer.model)
+        write_json(beside, {
+            "architecture": type(config).__name__.removesuffix("Config"), "config": asdict(config),
+            "steps": progress.step, "tokens": progress.tokens,
+            "dataset": data.meta["name"], "dataset_sha256": data.sha256,
+            "tokenizer": vocabulary.name, "tokenizer_sha256": tokenizer.sha256,
+            "parameters": config.parameters(), "arguments": plain_arguments(args), "command": sys.argv})
+    except OSError as problem:
+        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; corríjalo y repita la misma orden, "
+                            f"que lo guardará; {named}") from problem
+    print(f"Modelo guardado en {path}, con {beside.name} y {vocabulary.name}.")
+    print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
+
+
+def read_output(path):
+    """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"--checkpoint {str(path)!r}: no existe; indique un modelo (gpt2_spanish.pth, "
+                        "final_model.pt) o un punto de control")
+    state = read(path)
+    if isinstance(state.get("config"), dict):
+        if missing := [name for name in ("model", "tokenizer") if name not in state]:
+            raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: le falta "
+                            f"{', '.join(missing)}")
+        weights = {**state["model"], **state.get("ema", {})}
+        return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
+    beside = path.with_suffix(".json")
+    if not beside.exists():
+        beside = path.with_name("model_config.json")
+    try:
+        description = json.loads(beside.read_text(encoding="utf-8"))
+        return description["config"], state, tokenizers.load(path.with_name(description["tokenizer"]), "--checkpoint")
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"falta {beside.name!r} junto a {str(path)!r}, o está dañado: cópielo también, con el "
+                        "tokenizador") from problem

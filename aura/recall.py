@@ -1,0 +1,73 @@
+"""A run that goes on with the arguments and the data of its checkpoint, where none are given anew."""
+
+from pathlib import Path
+
+from aura import corpus, dataset
+from aura.checkpoint import choose, peek
+from aura.errors import UserError
+
+
+def recorded(args, note=print):
+    """The checkpoint that a run with these arguments goes on from, its tensors still on the disk, or None.
+
+    --resume is left naming it, so that what is loaded later is the same.
+    """
+    if args.resume == "none":
+        return None
+    path = choose(args.resume, args.checkpoint_dir, note)
+    if path is None:
+        return None
+    args.resume = str(path)
+    state = peek(path)
+    if not {"arguments", "config", "dataset"} <= state.keys():
+        raise UserError(f"{str(path)!r} no es un punto de control de este proyecto")
+    if "output_dir" not in state["arguments"]:
+        raise UserError(f"{str(path)!r} es de otro de los scripts: reanúdelo con aquel")
+    return state
+
+
+def arguments(args, state, fixed, flag, note):
+    """Take from the checkpoint `state` every argument that was not given now. fixed: names that a resumed run cannot
+    change. flag(name) -> how the script calls an argument. Raises UserError for a fixed one that was given anew.
+
+    The folders are those of before as well, unless the checkpoint no longer lies where it was written."""
+    before = state["arguments"]
+    given = {name for name in args.given if getattr(args, name) != "auto"}
+    asked = {name for name in given if name in before and getattr(args, name) != before[name]}
+    refused = [f"{flag(name)} {getattr(args, name)} (era {before[name]})" for name in fixed if name in asked]
+    if refused:
+        raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
+                        "cero en otra --output_dir")
+    places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
+    for name in sorted(asked - places):
+        note(f"Cambia respecto al punto de control: {flag(name)} {before[name]} -> {getattr(args, name)}.")
+    moved = Path(before["checkpoint_dir"]).resolve() != Path(args.checkpoint_dir).resolve()
+    for name in before.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:
+        setattr(args, name, before[name])
+    if "epochs" in given and "max_steps" not in given:
+        args.max_steps = None
+    if "dataset_name" not in given:
+        args.dataset_name = before["dataset_name"]
+
+
+def data(args, state, note):
+    """The prepared Dataset that the checkpoint `state` was trained on, or None when it is no longer there.
+
+    Raises UserError when the arguments name another corpus or tokenizer.
+    """
+    known = state["dataset"]["sha256"]
+    data = next((data for data in dataset.prepared(args.data_dir, note) if data.sha256 == known), None)
+    if data is None:
+        note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de "
+             "nuevo.")
+        return None
+    if "dataset_name" in args.given and not dataset.same_text(
+            data, corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)):
+        raise UserError(f"--dataset_path {args.dataset_name!r} no es el corpus con que se entrenó {args.resume} "
+                        f"({state['dataset']['name']!r}): quite esa opción, o empiece en otra carpeta")
+    try:
+        data.verify()
+    except UserError as problem:
+        note(f"Aviso: {problem}. Se preparan de nuevo.")
+        return None
+    return data

@@ -1,0 +1,277 @@
+"""What every training script does between its arguments and the loop: places, precision, memory, sync, resuming."""
+
+import ctypes
+import math
+import os
+import platform
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from aura import backend, checkpoint, loop, pace, report, sharding, sync
+from aura import tokenizer as tokenizers
+from aura.diloco import DiLoCo
+from aura.ema import Average
+from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.files import hold, require_writable_directory
+from aura.output import plain_arguments, versions
+
+INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
+
+
+def check_places(args, dist, folder=False):
+    """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
+    tables, before anything else is done. folder: --output is one. Raises UserError."""
+    require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
+    if dist.main:
+        hold(args.checkpoint_dir, "--checkpoint-dir")
+    require_writable_directory(args.log_dir, "--log-dir")
+    if dist.main and Path(args.log_dir).resolve() != Path(args.checkpoint_dir).resolve():
+        hold(args.log_dir, "--log-dir")
+    require_writable_directory(args.output if folder else Path(args.output).parent, "--output")
+    if not folder and Path(args.output).is_dir():
+        raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
+    if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
+        raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
+
+
+def tune_allocator(device):
+    """On the CPU, keep large temporaries instead of giving their pages back after each use: a step spends a good part
+    of its time in page faults else (M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, mallopt(3); glibc only)."""
+    if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def choose_precision(name, device):
+    """The Precision for 'auto', 'bf16', 'fp16' or 'fp32' on this device. Raises UserError for what it cannot do."""
+    if name == "auto":
+        if device.type == "cpu":
+            name = "fp32"
+        else:
+            name = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError("--precision bf16: esta GPU no lo tiene (hace falta una Ampere o posterior); use fp16 o fp32")
+    return loop.Precision(name, device)
+
+
+def require_memory(config, dist, way_out):
+    """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter), cut into dist.shards,
+    exceed the device. way_out: Spanish for what to ask for instead."""
+    available, needed = backend.device_memory(dist.device), 16 * config.parameters() / dist.shards
+    if needed > available:
+        raise UserError(f"el modelo pide {needed / 1e9:.1f} GB para pesos, gradientes y optimizador, y aquí hay "
+                        f"{available / 1e9:.1f} GB: {way_out}")
+
+
+def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None, synced=None):
+    """Put back the newest checkpoint (--resume auto), a given one, or none; returns the Progress to go on from.
+
+    Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
+    strict, is refused as well.
+    """
+    asked, state = dist.run_on_main(lambda: checkpointer.asked(args.resume)), None
+    if asked != "none":
+        state = checkpointer.load(asked, sharding.own_part(module, optimizer), synced and synced.setting)
+    if state is None:
+        if asked == "none":
+            checkpointer.start_fresh()
+        checkpointer.sign(synced and synced.origin)
+        checkpointer.begin(asked)
+        return loop.Progress()
+    _require_same(state, checkpointer)
+    same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
+    if strict and not same_data:
+        raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
+                        "aquellos, o empiece de cero en otra carpeta")
+    checkpointer.branch_off()
+    checkpointer.begin(asked)
+    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
+    if asked != "auto" and synced and synced.origin:  # what others hold of the way that was left is not this run's
+        synced.origin = sync.name_run(dist)
+    checkpointer.sign(synced and synced.origin)
+    if not same_data:
+        progress.epoch_loss, progress.epoch_tokens = 0.0, 0
+    dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
+    if synced and synced.setting and "own" not in state:
+        dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
+                   "que guardó alguno.")
+    if not same_data:
+        dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
+    return progress
+
+
+def length(args, dist, loader, progress):
+    """(steps of the whole run, how many fewer of today's would have come as far): where --epochs says how long it is,
+    steps that took more or less data, on another number of processes, count as what they have seen of it, and those
+    with other data as none. The schedule is that of a run of today's steps, at the step that many fewer."""
+    if args.max_steps:
+        return args.max_steps, 0
+    whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
+    fewer = progress.step - (whole - left)
+    if fewer:
+        dist.print("Antes cada paso llevaba otros datos u otra cantidad: lo ya visto equivale a "
+                   f"{whole - left} de los {whole} pasos de ahora, y faltan {left}.")
+    return whole + fewer, fewer
+
+
+def _require_same(state, checkpointer):
+    way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
+    try:
+        theirs, ours = state["config"], checkpointer.constants["config"]
+        differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
+                     if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
+        if differing:
+            raise UserError(f"{checkpointer.last} es de otro modelo: {', '.join(differing)}; {way_out}")
+        theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, checkpointer.constants))
+        if not tokenizers.same_pieces(theirs, ours):
+            raise UserError(f"{checkpointer.last} se entrenó con otro tokenizador; {way_out}")
+    except KeyError as problem:
+        raise UserError(f"{checkpointer.last} no es un punto de control de este proyecto (le falta {problem})"
+                        ) from problem
+
+
+def make_sync(args, dist, module, steps, loss_fn, precision, batch, unit="tokens"):
+    """The sync.Exact or diloco.DiLoCo that the arguments ask for in a run of so many steps, to be called on all ranks.
+    batch: a micro-batch of any content, for --sync auto to time. unit: Spanish for what loss_fn counts."""
+    if not dist.grouped or dist.world_size == 1 or dist.sharded:
+        return sync.Exact(dist)
+    method = args.sync
+    if method == "auto":
+        method = "ddp"
+        if len(set(dist.machines)) > 1:
+            method, lines = pace.found(dist, module, loss_fn, batch, precision, args.grad_accum, args.sync_every, unit)
+            for line in lines:
+                dist.print(line)
+    if method == "diloco":
+        lr, momentum = sync.outer_step(args, steps)
+        dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
+                   f"{max(1, steps // args.sync_every)} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
+                   f"{momentum:g}); se validan y se guardan los pesos acordados.")
+        if sync.few_agreements(args, steps):
+            dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores pueden enseñar más: «Lotes "
+                       "menores» en docs/wsl2.md.")
+        return DiLoCo(dist, module, args.sync_every, lr, momentum)
+    if method == "fp16":
+        dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
+    return sync.Exact(dist, method)
+
+
+def synchronise(dist, module, synced):
+    """Let all processes begin with the same agreed weights, rank 0's where they differ, and say so, one line a rank."""
+    if not dist.grouped:
+        return
+    if dist.sharded:
+        dist.print_each(f"Sincronización inicial: una de las {dist.shards} partes de los pesos del proceso 0")
+        return
+    with synced.agreed():
+        same = _same_everywhere(dist, module)
+        if not same:  # the same seed gives other numbers on other processors
+            dist.broadcast_weights(module)
+            if not _same_everywhere(dist, module):
+                raise sharding.agreed(TrainingFault, "los pesos no son iguales en todos los procesos aunque el 0 los "
+                                                     "ha enviado: la red o una de las máquinas corrompe los datos")
+    if not same:
+        synced.retreat()
+    dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} procesos")
+
+
+def _same_everywhere(dist, module):
+    """Whether the weights are bit for bit the same on all ranks."""
+    total = 0
+    for parameter in module.parameters():
+        total = zlib.crc32(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), total)
+    return len(set(dist.gather_objects(total))) == 1
+
+
+@dataclass
+class Ready:
+    """What training begins with. model: what runs forward, wrapped. steps: of the whole run; `fewer` of today's would
+    have come as far as `progress` (see length)."""
+
+    model: torch.nn.Module
+    synced: object
+    average: Average
+    progress: loop.Progress
+    steps: int
+    fewer: int
+
+
+def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=None):
+    """What saves a run, with what it is about in each checkpoint. dataset: its name. vocabulary: the tokenizer as
+    bytes."""
+    constants = {"config": asdict(config), "arguments": plain_arguments(args),
+                 "dataset": {"name": dataset, "sha256": sha256},
+                 "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8), "versions": versions()}
+    return checkpoint.Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, checkpoint.cpu_copy(constants),
+                                   names=names, keep_every=args.keep_every, background=True)
+
+
+def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, loss_fn, batch, *, unit="tokens",
+               same_data=False):
+    """Cut or wrap the module and put back what a checkpoint has of the run, to be called on all ranks; returns a Ready.
+    batch, unit: as make_sync takes them. same_data: as resume() takes it."""
+    checkpointer.require_room(checkpoint.size_of(module, args.ema))
+    dist.shard(module, optimizer, precision.dtype)
+    average = Average(module, args.ema)
+    planned = args.max_steps or args.epochs * loader.steps_per_epoch
+    synced = make_sync(args, dist, module, planned, loss_fn, precision, batch, unit)
+    progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
+    steps, fewer = length(args, dist, loader, progress)
+    synchronise(dist, module, synced)
+    return Ready(synced.wrap(module.compiled() if args.compile else module), synced, average, progress, steps, fewer)
+
+
+def group_peak(dist, precision):
+    """Peak FLOP/s of all the group's devices (see report.peak_flops), None when it is not known for certain."""
+    peak = report.peak_flops(backend.device_name(dist.device), precision.name)
+    return peak and peak * dist.world_size
+
+
+def make_policy(args, steps, micro_tokens, **intervals):
+    """The loop.Policy of the arguments in a run of so many steps. intervals: of what the script does besides."""
+    return loop.Policy(
+        max_steps=steps, micro_tokens=micro_tokens, grad_accum=args.grad_accum, grad_clip=args.grad_clip,
+        log_interval=args.log_interval, checkpoint_freq=args.checkpoint_freq, nan_policy=args.nan_policy,
+        seed=args.seed, **intervals)
+
+
+def say_if_complete(dist, progress, steps):
+    """Tell whoever starts a run that has reached its end how to go on."""
+    if progress.step >= steps:
+        dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} de {steps}. Para seguir, aumente "
+                   "--epochs o --max-steps; para empezar de cero, --resume none.")
+
+
+def leave_stopped(args, dist, progress, stopped, checkpointer):
+    """Say where a run that the signal `stopped` ended goes on, on all ranks; returns the exit code."""
+    dist.barrier()  # the store lives in rank 0's process
+    as_before = "resume" not in args.given or args.resume == "auto"
+    dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
+               + ("La misma orden lo reanuda." if as_before else "Para seguir, la misma orden con --resume auto."))
+    return EXIT_SIGNAL_BASE + stopped
+
+
+def injected(loss_fn, dist):
+    """loss_fn, or one that gives NaN on the rank and at the call the environment names, for rehearsals."""
+    text = os.environ.get(INJECT)
+    if not text:
+        return loss_fn
+    try:
+        wanted = [tuple(map(int, pair.split(":"))) for pair in text.split(",")]
+        mine = {call for rank, call in wanted if rank == dist.rank}
+    except ValueError as problem:
+        raise UserError(f"{INJECT}={text!r}: se espera RANGO:MICROLOTE, o varios separados por comas") from problem
+    calls = 0
+
+    def spoiled(model, batch):
+        nonlocal calls
+        calls += 1
+        loss, count = loss_fn(model, batch)
+        return (loss * math.nan if calls in mine else loss), count
+
+    return spoiled
