@@ -22,10 +22,11 @@ GRADIENT_BYTES = 4  # float32, whatever the precision of the products
 
 def exchange_curve(dist, most_seconds=2.0, longest_seconds=LONGEST_SECONDS):
     """[(bytes, seconds or None)] of an all_reduce of float32 over all ranks of `dist`, which all call it: the median of
-    the slowest rank, for 1 KB to 64 MB. All values are checked.
+    the slowest rank, of two the smaller, for 1 KB to 64 MB. All values are checked.
 
     most_seconds: for all repetitions together; each size is tried once at least, as long as that is expected to take
-    less than longest_seconds, and from there on the seconds are None. Raises TrainingFault on a wrong sum.
+    less than longest_seconds, and from there on the seconds are None. What takes longer than the size before lets
+    expect is tried again: a machine that stopped for a moment is no slow network. Raises TrainingFault on a wrong sum.
     """
     curve, expected = [], 0.0
     _timed(dist, torch.empty(SIZES[0] // 4, device=dist.device))  # the first one opens the connections
@@ -35,8 +36,8 @@ def exchange_curve(dist, most_seconds=2.0, longest_seconds=LONGEST_SECONDS):
             continue
         tensor = torch.empty(size // 4, device=dist.device)
         first = _timed(dist, tensor)
-        more = min(REPETITIONS, int(most_seconds / len(SIZES) / first))
-        seconds = statistics.median([_timed(dist, tensor) for _ in range(more)] or [first])
+        more = max(int(first > expected), min(REPETITIONS, int(most_seconds / len(SIZES) / first)))
+        seconds = statistics.median_low([first, *(_timed(dist, tensor) for _ in range(more))])
         curve.append((size, seconds))
         expected = 4 * seconds
     return curve

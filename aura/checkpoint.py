@@ -215,10 +215,12 @@ class Checkpointer:
                 self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
 
     def asked(self, resume):
-        """`resume` or, for a later attempt of one launch, 'auto' once an earlier one has begun and saved in the folder:
-        what was asked for was for the first. On rank 0 alone."""
+        """`resume` or, for a later attempt of one launch, 'auto' once an earlier one has begun and saved in the folder
+        or, where it began anew and is signed, may have saved on another rank: what was asked for was for the first. On
+        rank 0 alone."""
         with contextlib.suppress(FileNotFoundError):
-            if (self.directory / LAUNCH).read_bytes() == self.dist.launch.encode() and found(self.directory):
+            saved = found(self.directory) or resume == "none" and self._signed()
+            if saved and (self.directory / LAUNCH).read_bytes() == self.dist.launch.encode():
                 return "auto"
         return resume
 
@@ -368,6 +370,8 @@ class Checkpointer:
             state = {**own, **(state or {})}
         else:
             state = self.dist.broadcast_tree(state, keep, holder)
+        if origin:  # a way that began from this checkpoint may have a name of its own by now
+            state["sync"] = {**state.get("sync", {}), "origin": origin}
         self._came_from(path, holder)
         if holder:
             self.last += f" (en la máquina del rango {holder})"

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import averaging
+from aura.backend import within
 from aura.ema import swapped
 from aura.sync import SYNC_LR, SYNC_MOMENTUM, Known, name_run
 
@@ -64,7 +65,7 @@ class DiLoCo:
         self.cuts = [size * number // fragments for number in range(fragments + 1)]
         self.due = {(number + 1) * every // fragments % every: number for number in range(fragments)}
         # Of their own: one gloo group carries two things at a time, and a message must not wait for a fragment.
-        self.wire = averaging.connect(dist.timeout)
+        self.wire = within(3 * dist.timeout, lambda: averaging.connect(dist.timeout))  # and Ctrl+C is heard
         self.owed = [averaging.nothing_owed(end - begin, dist.world_size)
                      for begin, end in itertools.pairwise(self.cuts)]
         self.flight, self.messages, self.own = None, deque(), None

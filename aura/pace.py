@@ -49,7 +49,8 @@ def measure(dist, module, loss_fn, batch, precision, grad_accum, most_seconds=5.
     """The Pace of training `module`, which nothing has wrapped yet, on all ranks at once; all of them call it.
 
     batch: one micro-batch as loss_fn(module, batch) -> (sum of losses, how many count) takes it. Forward and backward
-    run once to warm up, then once or, as far as most_seconds reach, up to REPETITIONS times; the median counts.
+    run once to warm up, then once or, as far as most_seconds reach, up to REPETITIONS times; the median counts. Where
+    the one time takes longer than the warm-up, they run again, and the smaller counts.
     Weights, random state and every part's train() or eval() stay as they were; gradients are None.
     """
     parameters, modes = list(module.parameters()), {part: part.training for part in module.modules()}
@@ -64,10 +65,10 @@ def measure(dist, module, loss_fn, batch, precision, grad_accum, most_seconds=5.
     try:
         with torch.random.fork_rng([dist.device] if dist.device.type == "cuda" else []):
             module.train()
-            _micro_batch(dist, module, loss_fn, batch, precision)
-            taken = [_micro_batch(dist, module, loss_fn, batch, precision)]
-            more = min(REPETITIONS, int(most_seconds / taken[0][0])) - 1
-            taken += [_micro_batch(dist, module, loss_fn, batch, precision) for _ in range(more)]
+            warm, first = (_micro_batch(dist, module, loss_fn, batch, precision) for _ in range(2))
+            fitting = min(REPETITIONS, int(most_seconds / min(warm[0], first[0])))
+            more = max(int(first[0] > warm[0]), fitting - 1)
+            taken = [first, *(_micro_batch(dist, module, loss_fn, batch, precision) for _ in range(more))]
     finally:
         for hook in hooks:
             hook.remove()
@@ -75,7 +76,7 @@ def measure(dist, module, loss_fn, batch, precision, grad_accum, most_seconds=5.
             part.training = mode
     middle, launched, count = taken[-1][2:]
     ready = tuple((complete.get(number, launched) - middle) / (launched - middle) for number in range(len(parameters)))
-    whole, backward = (statistics.median(times) for times in zip(*(one[:2] for one in taken), strict=True))
+    whole, backward = (statistics.median_low(times) for times in zip(*(one[:2] for one in taken), strict=True))
     elements = sum(parameter.numel() for parameter in parameters)
     update, halving = _update_seconds(elements, dist.device), _halving_seconds(elements, dist.device)
     ranks = dist.gather_objects((whole * grad_accum + update, backward, count * grad_accum, halving, ready))

@@ -167,6 +167,11 @@ def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
         assert keeper.asked(resume) == "auto"
     keeper.start_fresh()
     assert keeper.asked("otro.pt") == "otro.pt", "it had saved nothing yet"
+    keeper.dist.launch = "none"
+    keeper.begin("none")
+    assert keeper.asked("none") == "none", "nor has another rank, of a run that is not signed"
+    keeper.sign("a")
+    assert keeper.asked("none") == "auto"
     assert Session().launch != Session().launch
 
 

@@ -175,7 +175,7 @@ def test_time_is_bounded_and_the_first_pass_does_not_count(monkeypatch):
     module, batch = small_gpt()
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss: now.__setitem__(0, now[0] + 7.0))
     found = measured(module, batch, slow, grad_accum=4, most_seconds=25.0)
-    assert len(calls) == 1 + 2  # 10 s each
+    assert len(calls) == 1 + 2  # 10 s each, of which the warm-up takes more
     assert (found.compute_s, found.backward_s, found.own_s, found.tokens) == (40.0, 7.0, [40.0], [4 * 128.0])
     calls.clear()
     measured(module, batch, slow, most_seconds=0.0)
@@ -236,6 +236,34 @@ def test_the_network_is_measured_in_seconds_however_slow(monkeypatch, mbit, most
     curve = allreduce.exchange_curve(Session(), pace.CURVE_SECONDS, pace.LONGEST_SECONDS)
     assert sum(spent) < most and curve[0][1] is not None
     assert pace._rate(curve, 2) == pytest.approx(mbit * MBIT, rel=0.1)
+
+
+@pytest.mark.parametrize("stalled", allreduce.SIZES)
+def test_a_machine_that_stops_for_a_moment_is_no_slow_network(monkeypatch, stalled):
+    sizes = []
+
+    def timed(dist, tensor):
+        sizes.append(4 * tensor.numel())
+        first = sizes.count(sizes[-1]) == (2 if stalled == sizes[0] else 1)  # one call has opened the connections
+        return 1e-3 + sizes[-1] / (940 * MBIT) + 30.0 * (first and sizes[-1] == stalled)
+
+    monkeypatch.setattr(allreduce, "_timed", timed)
+    curve = allreduce.exchange_curve(Session(), pace.CURVE_SECONDS, pace.LONGEST_SECONDS)
+    assert curve == [(size, pytest.approx(1e-3 + size / (940 * MBIT))) for size in allreduce.SIZES]
+
+
+@pytest.mark.parametrize(("each", "stalled"), [(0.8, 1), (0.8, 3), (8.0, 1)])
+def test_a_pass_in_which_the_machine_stopped_does_not_count(monkeypatch, each, stalled):
+    now, calls = [0.0], []
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+
+    def stalling(model, batch):
+        now[0] += each + 30.0 * (len(calls) == stalled)
+        calls.append(len(calls))
+        return summed_loss(model, batch)
+
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: now.__setitem__(0, now[0] + 0.2))
+    assert measured(*small_gpt(), stalling).compute_s == pytest.approx(each + 0.2) and len(calls) > stalled
 
 
 # ---- Two machines ---------------------------------------------------------------------------------------------------

@@ -148,7 +148,9 @@ def two(dist, folder):
         prepare(folder, "mixed", "diloco cut")
         shutil.copy(checkpoint.path_of(folder / "another run" / "rank-00001", CUT), folder / "mixed" / "rank-00001")
     run("mixed")
-    run("another way", source="diloco cut", resume=checkpoint.path_of(folder / "another way", CUT))
+    run("another way", source="diloco cut", resume=checkpoint.path_of(folder / "another way", CUT), kill_at=3,
+        label="another way cut")
+    run("another way")
     run("from ddp", source="ddp")
     run("to ddp", "ddp", source="diloco cut")
     run("other every", source="diloco cut", every=7)
