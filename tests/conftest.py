@@ -58,3 +58,18 @@ def gpu(benchmark):
     if not extension.has_ops(extension.load()):
         pytest.skip(extension.status())
     return benchmark("gpu")
+
+
+@pytest.fixture
+def gpu_cases(gpu):
+    return gpu.gpu_cases
+
+
+@pytest.fixture
+def gpu_measure(gpu):
+    return gpu.gpu_measure
+
+
+@pytest.fixture
+def gpu_steps(gpu):
+    return gpu.gpu_steps

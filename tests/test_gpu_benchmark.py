@@ -18,28 +18,28 @@ def on_the_cpu(case):
     return case
 
 
-def cases(gpu):
+def cases(gpu_cases):
     bfloat16 = torch.bfloat16
     for kind in ("layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm"):
-        yield gpu.norm_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
+        yield gpu_cases.norm_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
     for kind in ("gelu_tanh", "swiglu"):
-        yield gpu.activation_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
-    yield gpu.loss_case(8, 41, bfloat16, "cpu", compiled=False)
-    yield gpu.rotary_case(32, 64, bfloat16, "cpu", tokens=64, compiled=False)
+        yield gpu_cases.activation_case(kind, 8, 40, bfloat16, "cpu", compiled=False)
+    yield gpu_cases.loss_case(8, 41, bfloat16, "cpu", compiled=False)
+    yield gpu_cases.rotary_case(32, 64, bfloat16, "cpu", tokens=64, compiled=False)
     for causal in (True, False):
-        yield gpu.attention_case(32, 64, causal, bfloat16, "cpu", tokens=64)
-    yield gpu.documents_case(32, 64, bfloat16, "cpu", tokens=64)
+        yield gpu_cases.attention_case(32, 64, causal, bfloat16, "cpu", tokens=64)
+    yield gpu_cases.documents_case(32, 64, bfloat16, "cpu", tokens=64)
 
 
-def test_every_case_is_checked_timed_and_told(gpu):
+def test_every_case_is_checked_timed_and_told(gpu, gpu_cases, gpu_measure):
     rows, ceilings = [], {"copy": 1e9, "matmul": 1e9}
-    for case in map(on_the_cpu, cases(gpu)):
-        errors = gpu.check(case)
+    for case in map(on_the_cpu, cases(gpu_cases)):
+        errors = gpu_measure.check(case)
         assert "ours" in errors and len(errors) > 1
         assert max(error[0] for error in errors.values()) > 0
         for direction in case.work:
-            samples = gpu.take_turns(gpu.calls(case, direction), 1, gpu.timer("cpu"))
-            found = gpu.rows_of(case, direction, samples, errors, ceilings)
+            samples = gpu_measure.take_turns(gpu_measure.calls(case, direction), 1, gpu_measure.timer("cpu"))
+            found = gpu_measure.rows_of(case, direction, samples, errors, ceilings)
             assert [row["peer"] for row in found] == [name for name in errors if name != "ours"]
             assert all(row["ratio"] > 0 and row["share_of_ceiling"] > 0 for row in found)
             rows += found
@@ -48,10 +48,10 @@ def test_every_case_is_checked_timed_and_told(gpu):
 
 
 @pytest.mark.parametrize("scores", [1, 2 * 32**2, 2**26])
-def test_the_exact_attention_is_the_same_in_parts(gpu, monkeypatch, scores):
-    monkeypatch.setattr(gpu, "EXACT_SCORES", scores)
-    case = gpu.attention_case(32, 64, True, torch.float64, "cpu", tokens=64)
-    whole, parts = gpu.sdpa(True)(*case.inputs), case.exact(*case.inputs)
+def test_the_exact_attention_is_the_same_in_parts(gpu_cases, monkeypatch, scores):
+    monkeypatch.setattr(gpu_cases, "EXACT_SCORES", scores)
+    case = gpu_cases.attention_case(32, 64, True, torch.float64, "cpu", tokens=64)
+    whole, parts = gpu_cases.sdpa(True)(*case.inputs), case.exact(*case.inputs)
     upstream = torch.randn_like(whole)
     for got, wanted in ((parts, whole), (torch.autograd.grad(parts, case.inputs, upstream)[0],
                                          torch.autograd.grad(whole, case.inputs, upstream)[0])):
@@ -64,15 +64,15 @@ ROW = {"op": "rms_norm", "variant": "bfloat16", "shape": [8, 40], "direction": "
 
 
 @pytest.fixture
-def measured(gpu, monkeypatch, tmp_path):
+def measured(gpu, gpu_measure, monkeypatch, tmp_path):
     """main() of these parts on a card that is a stand-in: (exit code, what the JSON file holds, the table)."""
     monkeypatch.setattr(gpu.cuda_extension, "load", lambda: None)
     monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "una tarjeta")
     monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (8, 6))
     monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu, "cache_bytes", lambda device: 0)
-    monkeypatch.setattr(gpu, "timer", lambda device, timer=gpu.timer: timer("cpu"))
-    monkeypatch.setattr(gpu, "ceilings", lambda clock: {"copy": 1e9, "matmul": 1e9})
+    monkeypatch.setattr(gpu_measure, "cache_bytes", lambda device: 0)
+    monkeypatch.setattr(gpu_measure, "timer", lambda device, timer=gpu_measure.timer: timer("cpu"))
+    monkeypatch.setattr(gpu_measure, "ceilings", lambda clock: {"copy": 1e9, "matmul": 1e9})
 
     def call(parts, *words):
         monkeypatch.setattr(gpu, "parts", lambda *args: parts)
@@ -123,16 +123,16 @@ def test_ours_without_a_peer_is_a_table_too(gpu):
     assert len(gpu.markdown({"rows": [own]}).splitlines()) == 3 and len(gpu.markdown({"rows": []}).splitlines()) == 2
 
 
-def test_more_compiled_cases_than_one_function_may_have(gpu, measured, monkeypatch):
+def test_more_compiled_cases_than_one_function_may_have(gpu, gpu_cases, gpu_measure, measured, monkeypatch):
     """Their closures share one piece of code, of which torch compiles eight; and backward goes over a forward again."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(gpu, "ours", lambda run: gpu.Contestant("ours", run, lambda: ops.using("fused")))
-    makers = [functools.partial(gpu.activation_case, "swiglu", 8, 8 * columns, torch.bfloat16, "cpu")
+    monkeypatch.setattr(gpu_cases, "ours", lambda run: gpu_cases.Contestant("ours", run, lambda: ops.using("fused")))
+    makers = [functools.partial(gpu_cases.activation_case, "swiglu", 8, 8 * columns, torch.bfloat16, "cpu")
               for columns in range(1, 6)]
-    makers += [functools.partial(gpu.norm_case, "add_rms_norm", 8, 40, torch.bfloat16, "cpu"),
-               functools.partial(gpu.loss_case, 8, 41, torch.bfloat16, "cpu"),
-               functools.partial(gpu.rotary_case, 32, 64, torch.bfloat16, "cpu", tokens=64)]
-    parts = [(str(number), functools.partial(gpu.case_rows, make, 1, gpu.timer("cpu"), {"copy": 1e9}))
+    makers += [functools.partial(gpu_cases.norm_case, "add_rms_norm", 8, 40, torch.bfloat16, "cpu"),
+               functools.partial(gpu_cases.loss_case, 8, 41, torch.bfloat16, "cpu"),
+               functools.partial(gpu_cases.rotary_case, 32, 64, torch.bfloat16, "cpu", tokens=64)]
+    parts = [(str(number), functools.partial(gpu.case_rows, make, 1, gpu_measure.timer("cpu"), {"copy": 1e9}))
              for number, make in enumerate(makers)]
     code, result, _ = measured(parts)
     assert code == 0, [row for row in result["rows"] if "failed" in row]
@@ -143,7 +143,7 @@ def test_more_compiled_cases_than_one_function_may_have(gpu, measured, monkeypat
 # ---- Time ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu, monkeypatch):
+def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu_measure, monkeypatch):
     """Else the time of short kernels would be Python's."""
     done, now = [], [0.0]
 
@@ -160,34 +160,34 @@ def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu, monkeypatch):
 
         synchronize = elapsed_time = lambda *_: 5.0
 
-    monkeypatch.setattr(gpu.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(gpu.torch.cuda, "Event", Event)
-    monkeypatch.setattr(gpu.torch.cuda, "_sleep", done.append)
-    clock = gpu.timer("cuda")
+    monkeypatch.setattr(gpu_measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", done.append)
+    clock = gpu_measure.timer("cuda")
     assert clock(call, 10) == 0.5
     assert done == ["call", done[1], "event", *["call"] * 10, "event"]
-    assert 10 * 1e-3 < done[1] / gpu.CLOCK_HZ < gpu.MOST_PAUSE_S
+    assert 10 * 1e-3 < done[1] / gpu_measure.CLOCK_HZ < gpu_measure.MOST_PAUSE_S
     done.clear()
     clock(call, 1)  # as long as that there is nothing to wait for, nor time to lose
     assert done == ["event", "call", "event"]
     done.clear()
     clock(call, 5000)
-    assert isinstance(done[1], int) and done[1] == gpu.CLOCK_HZ * gpu.MOST_PAUSE_S
+    assert isinstance(done[1], int) and done[1] == gpu_measure.CLOCK_HZ * gpu_measure.MOST_PAUSE_S
 
 
-def test_a_sample_of_short_calls_fits_into_the_queue(gpu):
-    asked = []
-    gpu.take_turns({"ours": (lambda: None, contextlib.nullcontext)}, 2, lambda call, times: asked.append(times) or 1e-4)
-    assert asked == [3, gpu.MOST_CALLS, gpu.MOST_CALLS]
+def test_a_sample_of_short_calls_fits_into_the_queue(gpu_measure):
+    asked, playing = [], {"ours": (lambda: None, contextlib.nullcontext)}
+    gpu_measure.take_turns(playing, 2, lambda call, times: asked.append(times) or 1e-4)
+    assert asked == [3, gpu_measure.MOST_CALLS, gpu_measure.MOST_CALLS]
 
 
 @pytest.mark.parametrize("share, sets", [(0.0, 1), (0.4, 1), (0.6, 2), (2.5, 5)])
-def test_what_a_call_reads_and_writes_has_left_the_cache(gpu, monkeypatch, share, sets):
+def test_what_a_call_reads_and_writes_has_left_the_cache(gpu_cases, gpu_measure, monkeypatch, share, sets):
     """share: of the inputs, how much the card's cache holds."""
-    case = on_the_cpu(gpu.activation_case("swiglu", 8, 40, torch.bfloat16, "cpu", compiled=False))
+    case = on_the_cpu(gpu_cases.activation_case("swiglu", 8, 40, torch.bfloat16, "cpu", compiled=False))
     (x,), read, wrote = case.inputs, [], []
-    monkeypatch.setattr(gpu, "cache_bytes", lambda device: int(share * x.nbytes))
-    case.contestants = [gpu.Contestant("ours", lambda x: read.append(x.data_ptr()) or 2 * x)]
+    monkeypatch.setattr(gpu_measure, "cache_bytes", lambda device: int(share * x.nbytes))
+    case.contestants = [gpu_cases.Contestant("ours", lambda x: read.append(x.data_ptr()) or 2 * x)]
     grad = torch.autograd.grad
 
     def gradients(outputs, inputs, upstream, **options):
@@ -198,7 +198,7 @@ def test_what_a_call_reads_and_writes_has_left_the_cache(gpu, monkeypatch, share
 
     monkeypatch.setattr(torch.autograd, "grad", gradients)
     for direction in case.work:
-        (call, _), = gpu.calls(case, direction).values()
+        (call, _), = gpu_measure.calls(case, direction).values()
         read.clear()
         for _ in range(3 * sets):
             call()
@@ -207,32 +207,33 @@ def test_what_a_call_reads_and_writes_has_left_the_cache(gpu, monkeypatch, share
 
 
 @pytest.mark.parametrize("device, place", [("cuda", "cuda"), ("cpu", "cpu"), ("meta", "cpu")])
-def test_numbers_for_a_card_are_drawn_there(gpu, monkeypatch, device, place):
+def test_numbers_for_a_card_are_drawn_there(gpu_cases, monkeypatch, device, place):
     generator, randn = MagicMock(), MagicMock()
-    monkeypatch.setattr(gpu.torch, "Generator", generator)
-    monkeypatch.setattr(gpu.torch, "randn", randn)
-    gpu.drawn(2, 3, dtype=torch.bfloat16, device=device)
+    monkeypatch.setattr(torch, "Generator", generator)
+    monkeypatch.setattr(torch, "randn", randn)
+    gpu_cases.drawn(2, 3, dtype=torch.bfloat16, device=device)
     assert generator.call_args.args == (place,) and randn.call_args.kwargs["device"] == place
     randn.return_value.to.assert_called_once_with(device, torch.bfloat16)
 
 
 @pytest.mark.parametrize("kind, drawn", [("rms_norm", 2), ("layer_norm", 3), ("add_rms_norm", 3),
                                          ("add_layer_norm", 4)])
-def test_no_residual_is_drawn_for_nothing(gpu, monkeypatch, kind, drawn):
-    shapes, draw = [], gpu.drawn
-    monkeypatch.setattr(gpu, "drawn", lambda *shape, **options: shapes.append(shape) or draw(*shape, **options))
-    case = gpu.norm_case(kind, 8, 40, torch.bfloat16, "cpu", compiled=False)
+def test_no_residual_is_drawn_for_nothing(gpu_cases, monkeypatch, kind, drawn):
+    shapes, draw = [], gpu_cases.drawn
+    monkeypatch.setattr(gpu_cases, "drawn", lambda *shape, **options: shapes.append(shape) or draw(*shape, **options))
+    case = gpu_cases.norm_case(kind, 8, 40, torch.bfloat16, "cpu", compiled=False)
     assert len(shapes) == drawn == len(case.inputs)
 
 
-def test_few_norms_are_compiled(gpu):
+def test_few_norms_are_compiled(gpu, gpu_cases):
     """Two of the five widths, so that everything takes minutes."""
-    made = [make for section, make in gpu.cases(gpu.build_parser().parse_args([])) if section == "norms"]
+    made = [make for section, make in gpu_cases.cases(gpu.build_parser().parse_args([])) if section == "norms"]
     widths = {make.args[2] for make in made if make.keywords.get("compiled", True)}
-    assert widths == set(gpu.COMPILED_COLUMNS) < set(gpu.NORM_COLUMNS) == {make.args[2] for make in made}
+    assert widths == set(gpu_cases.COMPILED_COLUMNS) < set(gpu_cases.NORM_COLUMNS) == {make.args[2] for make in made}
 
 
-def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypatch, tmp_path, capsys):
+def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases, gpu_measure, monkeypatch,
+                                                                      tmp_path, capsys):
     asked, takes = {}, ops._takes
 
     def heard(op, x, size, *, on_gpu=(), form="", width=0):
@@ -242,13 +243,13 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypat
     monkeypatch.setattr(ops, "_takes", heard)
     monkeypatch.setattr(gpu.cuda_extension, "speeds_file", lambda: tmp_path / "speeds.json")
     rows = []
-    for case in map(on_the_cpu, cases(gpu)):
+    for case in map(on_the_cpu, cases(gpu_cases)):
         for direction in case.work:
             samples = {contestant.name: [1.0 if contestant.name == "ours" else 2.0] for contestant in case.contestants}
-            rows += gpu.rows_of(case, direction, samples, None, {"copy": 1e9, "matmul": 1e9})
+            rows += gpu_measure.rows_of(case, direction, samples, None, {"copy": 1e9, "matmul": 1e9})
         if case.op != "cross_entropy":  # whose case has the logits, and not what they are made of
             case.contestants = case.contestants[:1]
-            gpu.calls(case, gpu.BACKWARD)
+            gpu_measure.calls(case, gpu_cases.BACKWARD)
     hidden, weight = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(41, 16, dtype=torch.bfloat16)
     with ops.using("fused"):
         ops.linear_cross_entropy(hidden, weight, torch.zeros(8, dtype=torch.int64))
@@ -258,11 +259,11 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, monkeypat
     assert {kind: [(size, 2.0)] for kind, size in asked.items()} == known.cells
 
 
-def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, monkeypatch):
-    monkeypatch.setattr(gpu.ops, "using", lambda *_: contextlib.nullcontext())
+def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, gpu_cases, monkeypatch):
+    monkeypatch.setattr(ops, "using", lambda *_: contextlib.nullcontext())
     for capability, names in (((9, 0), ["ours", speeds.OTHER_KERNELS]), ((8, 6), ["ours"])):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        contestants = gpu.our_attentions(lambda qkv: os.environ.get("AURA_CUDA_ISA"), "cuda")
+        contestants = gpu_cases.our_attentions(lambda qkv: os.environ.get("AURA_CUDA_ISA"), "cuda")
         assert [contestant.name for contestant in contestants] == names
         for contestant, wanted in zip(contestants, (None, "sm_80"), strict=False):
             with contestant.context():
@@ -286,33 +287,33 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_peer_that_is_wrong_is_left_out(gpu, capsys, wrong):
-    case = on_the_cpu(gpu.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
-    case.contestants.append(gpu.Contestant("other", WRONG[wrong]))
-    assert list(gpu.check(case)) == ["ours", "torch"] == [contestant.name for contestant in case.contestants]
+def test_a_peer_that_is_wrong_is_left_out(gpu_cases, gpu_measure, capsys, wrong):
+    case = on_the_cpu(gpu_cases.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
+    case.contestants.append(gpu_cases.Contestant("other", WRONG[wrong]))
+    assert list(gpu_measure.check(case)) == ["ours", "torch"] == [contestant.name for contestant in case.contestants]
     assert capsys.readouterr().err.startswith("  other no se mide: resultado rechazado: other, rms_norm bfloat16")
 
 
 @pytest.mark.parametrize("name", ["ours", speeds.OTHER_KERNELS])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_ours_and_wrong_fails(gpu, wrong, name):
-    case = on_the_cpu(gpu.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
-    case.contestants[1] = gpu.Contestant(name, WRONG[wrong])
-    (row,) = gpu.rows_with_room("normas", lambda: gpu.case_rows(lambda: case, 1, gpu.timer("cpu"), {}))
+def test_what_is_ours_and_wrong_fails(gpu, gpu_cases, gpu_measure, wrong, name):
+    case = on_the_cpu(gpu_cases.norm_case("rms_norm", 8, 40, torch.bfloat16, "cpu", compiled=False))
+    case.contestants[1] = gpu_cases.Contestant(name, WRONG[wrong])
+    (row,) = gpu.rows_with_room("normas", lambda: gpu.case_rows(lambda: case, 1, gpu_measure.timer("cpu"), {}))
     assert row["op"] == "normas" and row["failed"].startswith(f"resultado rechazado: {name}, rms_norm")
 
 
-def test_a_wrong_gradient_of_the_loss_is_left_out(gpu, capsys):
-    case = on_the_cpu(gpu.loss_case(8, 41, torch.bfloat16, "cpu", compiled=False))
-    case.contestants[1].run = lambda logits: (gpu.F.cross_entropy(logits.float(), torch.zeros(8).long()), logits)
-    assert list(gpu.check(case)) == ["ours"] and "rechazado: torch, cross_entropy" in capsys.readouterr().err
+def test_a_wrong_gradient_of_the_loss_is_left_out(gpu_cases, gpu_measure, capsys):
+    case = on_the_cpu(gpu_cases.loss_case(8, 41, torch.bfloat16, "cpu", compiled=False))
+    case.contestants[1].run = lambda logits: (gpu_cases.F.cross_entropy(logits.float(), torch.zeros(8).long()), logits)
+    assert list(gpu_measure.check(case)) == ["ours"] and "rechazado: torch, cross_entropy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("losses", [(2.0, 2.1), (math.nan, 2.0), (2.0, math.nan), (math.inf, math.inf)])
-def test_other_losses_than_torchs_are_refused(gpu, capsys, losses):
-    with pytest.raises(gpu.Rejected, match="las pérdidas antes del primer paso no coinciden"):
-        gpu.same_loss(dict(zip(("ours", "sdpa"), losses, strict=True)))
-    assert gpu.same_loss({"ours": 2.0, "sdpa": 2.01, "nanoGPT": losses[1] + 0.1}) == ["ours", "sdpa"]
+def test_other_losses_than_torchs_are_refused(gpu_measure, gpu_steps, capsys, losses):
+    with pytest.raises(gpu_measure.Rejected, match="las pérdidas antes del primer paso no coinciden"):
+        gpu_steps.same_loss(dict(zip(("ours", "sdpa"), losses, strict=True)))
+    assert gpu_steps.same_loss({"ours": 2.0, "sdpa": 2.01, "nanoGPT": losses[1] + 0.1}) == ["ours", "sdpa"]
     assert "nanoGPT no se mide" in capsys.readouterr().err
 
 

@@ -17,24 +17,24 @@ BERT = dataclasses.replace(bert.PRESETS["tiny"], vocab_size=64, seq_len=16)
 CEILINGS = {"copy": 1e9, "matmul": 1e9}
 
 
-def makers(gpu):
+def makers(gpu_steps):
     sizes = {"batch_size": 2, "grad_checkpointing": True}
-    for kind, name, presets, config in ((gpu.gpt_training, "gpt", gpu.train_tensordock.PRESETS, GPT),
-                                        (gpu.hrm_training, "hrm", gpu.hrm_training_large_1b.PRESETS, HRM)):
+    for kind, name, presets, config in ((gpu_steps.gpt_training, "gpt", gpu_steps.train_tensordock.PRESETS, GPT),
+                                        (gpu_steps.hrm_training, "hrm", gpu_steps.hrm_training_large_1b.PRESETS, HRM)):
         preset = dataclasses.replace(next(iter(presets.values())), config=config, **sizes)
         yield functools.partial(kind, name, preset, "cpu")
-    yield functools.partial(gpu.bert_training, "bert", BERT, "cpu", 2, 16)
+    yield functools.partial(gpu_steps.bert_training, "bert", BERT, "cpu", 2, 16)
 
 
-def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, capsys):
-    rows = [row for make in makers(gpu) for row in gpu.model_rows(make, 1, gpu.timer("cpu"), CEILINGS)]
+def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, gpu_cases, gpu_measure, gpu_steps, capsys):
+    rows = [row for make in makers(gpu_steps) for row in gpu.model_rows(make, 1, gpu_measure.timer("cpu"), CEILINGS)]
     assert [(row["op"], row["peer"], row["shape"]) for row in rows] == [
         (f"training step {name}", "sdpa", [2, 16]) for name in ("gpt", "hrm", "bert")]
     flop = (GPT.flops_per_token() * 32, HRM.flops_per_token() * 32, BERT.flops(16) * 2)
     for row, work in zip(rows, flop, strict=True):
         assert row["rate"] == pytest.approx(work / row["ours_ms"] * 1e3)
         assert row["share_of_ceiling"] == pytest.approx(row["rate"] / 1e9)
-        assert row["peak_bytes"] > 0 and row["peer_peak_bytes"] > 0 and row["direction"] == gpu.STEP
+        assert row["peak_bytes"] > 0 and row["peer_peak_bytes"] > 0 and row["direction"] == gpu_cases.STEP
         gpu.print_row(row)
     job = plan.Job(GPT, 2, 1, True, "bf16", "adamw", "cpu")
     assert 0 < rows[0]["planned_bytes"] < plan.peak(job) - plan.CONTEXT["cpu"] + 1
@@ -45,19 +45,19 @@ def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, caps
     assert "training step hrm, bf16 | 2 x 16 | step" in gpu.markdown({"rows": rows})
 
 
-def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, monkeypatch):
-    playing = {name: (lambda: None, context) for name, context in gpu.ways("cpu").items()}
-    monkeypatch.setattr(gpu, "steps", lambda args: playing)
-    monkeypatch.setattr(gpu, "trainings", lambda device: list(makers(gpu))[-1:])
-    monkeypatch.setattr(gpu, "SAMPLE_MS", 0)
+def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, gpu_measure, gpu_steps, monkeypatch):
+    playing = {name: (lambda: None, context) for name, context in gpu_steps.ways("cpu").items()}
+    monkeypatch.setattr(gpu_steps, "steps", lambda args: playing)
+    monkeypatch.setattr(gpu_steps, "trainings", lambda device: list(makers(gpu_steps))[-1:])
+    monkeypatch.setattr(gpu_measure, "SAMPLE_MS", 0)
     args = argparse.Namespace(only=["step"], rounds=5, dtype=["bf16"], seq_len=[512])
-    rows = [row for _, make_rows in gpu.parts(args, gpu.timer("cpu"), CEILINGS) for row in make_rows()]
+    rows = [row for _, make_rows in gpu.parts(args, gpu_measure.timer("cpu"), CEILINGS) for row in make_rows()]
     assert [(row["op"], row["rounds"]) for row in rows] == [("training step gpt2", 5), ("training step bert", 3)]
 
 
-def test_what_others_hold_is_not_the_models_memory(gpu, monkeypatch):
-    monkeypatch.setattr(gpu.backend, "peak_memory", lambda device: 100)
-    (row,) = gpu.training_rows(next(makers(gpu))(), 1, gpu.timer("cpu"), CEILINGS, held=40)
+def test_what_others_hold_is_not_the_models_memory(gpu_measure, gpu_steps, monkeypatch):
+    monkeypatch.setattr(gpu_steps.backend, "peak_memory", lambda device: 100)
+    (row,) = gpu_steps.training_rows(next(makers(gpu_steps))(), 1, gpu_measure.timer("cpu"), CEILINGS, held=40)
     assert row["peak_bytes"] == row["peer_peak_bytes"] == 60
 
 
@@ -69,14 +69,14 @@ def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
     assert capsys.readouterr().err == "  enorme no se mide: CUDA out of memory. Tried to allocate\n"
 
 
-def test_who_cannot_be_compiled_is_told_and_left_out(gpu, capsys):
+def test_who_cannot_be_compiled_is_told_and_left_out(gpu_measure, gpu_steps, capsys):
     def step():
         if ops._choice == "sdpa":
             raise RuntimeError("no triton\nhere")
 
-    assert not gpu.takes_part("compilado", step, gpu.ways("cpu")["sdpa"])
+    assert not gpu_measure.takes_part("compilado", step, gpu_steps.ways("cpu")["sdpa"])
     assert capsys.readouterr().err == "  compilado no se mide: no triton\n"
-    assert gpu.takes_part("propio", step, gpu.ways("cpu")["ours"]) and not capsys.readouterr().err
+    assert gpu_measure.takes_part("propio", step, gpu_steps.ways("cpu")["ours"]) and not capsys.readouterr().err
 
 
 def test_a_kernel_that_hangs_ends_the_benchmark(tmp_path):
@@ -94,17 +94,17 @@ gpu.rows_with_room("cuelga", lambda: ctypes.PyDLL(None).sleep(60))
     assert code == 1 and "['se midió']" in output and "Timeout" in output and "rows_with_room" in output, output
 
 
-def test_kernels_that_train_another_model_are_refused(gpu, monkeypatch):
-    training = next(makers(gpu))()
+def test_kernels_that_train_another_model_are_refused(gpu_measure, gpu_steps, monkeypatch):
+    training = next(makers(gpu_steps))()
     losses = iter((2.0, 2.1))
     training.loss = lambda model, batch: torch.tensor(next(losses))
-    with pytest.raises(gpu.Rejected, match="resultado rechazado: las pérdidas"):
-        gpu.training_rows(training, 1, gpu.timer("cpu"), CEILINGS)
+    with pytest.raises(gpu_measure.Rejected, match="resultado rechazado: las pérdidas"):
+        gpu_steps.training_rows(training, 1, gpu_measure.timer("cpu"), CEILINGS)
 
 
-def test_the_models_are_those_of_the_scripts(gpu):
+def test_the_models_are_those_of_the_scripts(gpu_steps):
     """Sizes of what would be measured on a card, on the meta device."""
-    found = [make() for make in gpu.trainings("meta")]
+    found = [make() for make in gpu_steps.trainings("meta")]
     assert [(training.name, *training.shape) for training in found] == [
         ("bert-base", 32, 384), ("aura-72h-extended", 2, 2048), ("aura-72h-max", 2, 2048), ("hrm 1b", 24, 1024)]
     for training in found:

@@ -1,0 +1,201 @@
+"""How benchmarks/gpu.py measures: a case against float64 first, then in turns by the card's clock, and its rows."""
+
+import collections
+import functools
+import itertools
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import gpu_cases  # noqa: E402
+import measure  # noqa: E402
+
+from aura import speeds  # noqa: E402
+
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
+SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long,
+MOST_CALLS = 64  # or so often: of a thousand launches the card's queue holds no more, and a call may make a dozen
+CLOCK_HZ = 2e9  # of a card, about
+MOST_PAUSE_S = 0.1  # before a sample
+
+
+class Rejected(Exception):
+    """What somebody has computed is wrong."""
+
+
+def as_tuple(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def upstream_of(outputs):
+    return [torch.randn_like(y) for y in outputs]
+
+
+def reason(problem):
+    """An exception in one line."""
+    return (str(problem).strip() or repr(problem)).splitlines()[0]
+
+
+def leave_out(name, problem):
+    """Say why a peer is not measured. What is ours cannot be left out."""
+    if name in ("ours", speeds.OTHER_KERNELS):
+        raise problem
+    print(f"  {name} no se mide: {reason(problem)}", file=sys.stderr)
+
+
+def check(case):
+    """{contestant: (forward, backward error)} against float64; peers that are refused or wrong are left out of the
+    case."""
+    inputs = [x.detach() for x in case.inputs]
+    wide = [x.double().requires_grad_() for x in inputs]
+    exact = as_tuple(case.exact(*wide))
+    torch.manual_seed(gpu_cases.SEED)
+    upstream = [y.to(inputs[0].dtype) for y in upstream_of(exact)]
+    backward = gpu_cases.BACKWARD in case.work
+    exact_gradients = torch.autograd.grad(exact, wide, [y.double() for y in upstream]) if backward else ()
+    found, playing = {}, []
+    for contestant in case.contestants:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        try:
+            with contestant.context():
+                outputs = as_tuple(contestant.run(*leaves))
+                gradients = torch.autograd.grad(outputs, leaves, upstream) if backward else ()
+            errors = [measure.errors(got, want)[0] for got, want in ((outputs, exact), (gradients, exact_gradients))]
+            if not all(error < TOLERANCE[inputs[0].dtype] for error in errors):
+                raise Rejected(f"resultado rechazado: {contestant.name}, {case.op} {case.variant} {case.shape}, "
+                               f"errores relativos {errors}")
+        except Exception as problem:  # of compilers too, who have their own kinds
+            leave_out(contestant.name, problem)
+        else:
+            found[contestant.name] = errors
+            playing.append(contestant)
+    case.contestants = playing
+    return found
+
+
+def timer(device):
+    """A function (call, times) -> milliseconds of one call, by the device's own clock."""
+    if device == "cpu":
+        def wall(call, times):
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            return 1e3 * (time.perf_counter() - begin) / times
+        return wall
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def events(call, times):
+        if times > 1:  # a call as long as a sample leaves no gap worth the time of another
+            torch.cuda._sleep(pause(call, times))
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / times
+    return events
+
+
+def pause(call, times):
+    """Cycles of the card in which so many calls are put into its queue."""
+    # Behind a pause the calls wait until all of them are there. A card that began at once would be waiting for Python
+    # between short kernels, and the clock would tell how fast Python is.
+    began = time.perf_counter()
+    call()
+    return int(CLOCK_HZ * min(MOST_PAUSE_S, 2 * times * (time.perf_counter() - began)))
+
+
+def cache_bytes(device):
+    """The size of a card's last cache."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+
+
+def input_sets(case):
+    """The inputs of a case, with so many copies of them that all take twice the card's cache: the share of a ceiling
+    that is the memory's would be that of the cache."""
+    wanted = -(-2 * cache_bytes(case.inputs[0].device) // sum(x.nbytes for x in case.inputs))
+    return [case.inputs, *([x.detach().clone().requires_grad_() for x in case.inputs] for _ in range(wanted - 1))]
+
+
+def in_turn(functions):
+    """A function that calls one of them after another. Results live until their turn comes again, so that the next are
+    written elsewhere."""
+    turns, results = itertools.cycle(functions), collections.deque(maxlen=len(functions))
+    return lambda: results.append(next(turns)())
+
+
+def calls(case, direction):
+    """{contestant: (what is timed, its context)}. Backward goes over the same forwards, made here, again and again."""
+    found, sets = {}, input_sets(case)
+    for contestant in case.contestants:
+        functions = []
+        for inputs in sets:
+            if direction != gpu_cases.BACKWARD:
+                functions.append(functools.partial(contestant.run, *(x.detach() for x in inputs)))
+                continue
+            with contestant.context():
+                outputs = as_tuple(contestant.run(*inputs))
+            functions.append(functools.partial(torch.autograd.grad, outputs, inputs, upstream_of(outputs),
+                                               retain_graph=True))
+        found[contestant.name] = in_turn(functions), contestant.context
+    return found
+
+
+def takes_part(name, call, context):
+    """Whether a first call succeeds: torch.compile asks for triton, a C compiler and Python's headers."""
+    try:
+        with context():
+            call()
+    except Exception as problem:
+        leave_out(name, problem)
+        return False
+    return True
+
+
+def take_turns(playing, rounds, clock):
+    """{name: milliseconds of a call in each round}, every round in another order; the first calls are not counted, and
+    peers whose first call fails are left out."""
+    times = {}
+    for name, (call, context) in playing.items():
+        if takes_part(name, call, context):
+            with context():
+                times[name] = max(1, min(MOST_CALLS, round(SAMPLE_MS / max(1e-3, clock(call, 3)))))
+    samples, names = {name: [] for name in times}, list(times)
+    for number in range(rounds):
+        for name in names[number % len(names):] + names[:number % len(names)]:
+            call, context = playing[name]
+            with context():
+                samples[name].append(clock(call, times[name]))
+    return samples
+
+
+def rows_of(case, direction, samples, errors, ceilings):
+    """A row for each peer: times, their ratio, and what part of the ceiling ours reaches."""
+    mine, rows = [1e-3 * sample for sample in samples["ours"]], []
+    rate = case.work[direction] / statistics.median(mine)
+    for name in samples:
+        if name == "ours":
+            continue
+        which = int(direction == gpu_cases.BACKWARD)
+        rows.append({"op": case.op, "variant": case.variant, "shape": list(case.shape), "direction": direction,
+                     "peer": name, **measure.comparison(mine, [1e-3 * sample for sample in samples[name]]),
+                     "rate": rate, "ceiling": case.ceiling, "share_of_ceiling": rate / ceilings[case.ceiling]})
+        rows[-1]["peer_share_of_ceiling"] = rows[-1]["share_of_ceiling"] / rows[-1]["ratio"]
+        if errors:
+            rows[-1] |= {"error": errors["ours"][which], "peer_error": errors[name][which]}
+    return rows
+
+
+def ceilings(clock):
+    """Bytes a second of a copy, read and written, and FLOP a second of a product in bf16; the best of several."""
+    source = torch.ones(2**28, device="cuda")
+    target = torch.empty_like(source)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    copy = min(clock(lambda: target.copy_(source), 5) for _ in range(8))
+    product = min(clock(lambda: a @ b, 5) for _ in range(8))
+    return {"copy": 2 * source.nbytes / (1e-3 * copy), "matmul": 2 * 8192**3 / (1e-3 * product)}
