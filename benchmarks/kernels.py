@@ -246,6 +246,31 @@ def probe_attention(contestant: Contestant, inputs: tuple[torch.Tensor, ...]) ->
     return mask
 
 
+def some_heads(chosen: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """[B, T, H * D], [B, T, H, D] or [B, T, 3, H, D] -> [pairs, T, D] or [pairs, T, 3, D] of the chosen pairs of row
+    and head."""
+    if tensor.dim() == 3:
+        tensor = tensor.unflatten(2, (HEADS, -1))
+    return tensor.movedim(-2, 1).flatten(0, 1)[chosen]
+
+
+def exact_attention(inputs: tuple[torch.Tensor, ...], upstream: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor,
+                    dropout: float, contestant: Contestant):
+    """Output and gradients of the chosen heads in float64, with what the contestant's dropout keeps."""
+    keep = 1.0
+    if dropout:
+        found = contestant.keep_mask(*inputs) if contestant.keep_mask else probe_attention(contestant, inputs)
+        share = found.double().sum() / (mask.sum() * BATCH * HEADS)
+        if abs(share - (1 - dropout)) > 0.02:
+            raise SystemExit(f"{contestant.name}: el dropout deja pasar {share:.3f}")
+        keep = found.flatten(0, 1)[chosen] * contestant.keep_scale
+    exact = [some_heads(chosen, tensor.detach()).double().requires_grad_() for tensor in inputs]
+    q, k, v = exact[0].unbind(2) if len(inputs) == 1 else exact
+    scores = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).masked_fill_(~mask, -math.inf)
+    y = (scores.softmax(-1) * keep) @ v
+    return [y.detach()], torch.autograd.grad(y, exact, some_heads(chosen, upstream).double())
+
+
 def attention_case(dtype: str, length: int, width: int, *, causal=True, packed=True, dropout=0.0, documents=False,
                    peer: Contestant | None = None) -> Case:
     """`peer`: the only one, instead of every backend of SDPA."""
@@ -264,30 +289,8 @@ def attention_case(dtype: str, length: int, width: int, *, causal=True, packed=T
     # Heads are independent, so the float64 version takes some of them where all would take longer than the timing.
     pairs = BATCH * HEADS
     chosen = torch.arange(pairs - 1, -1, -max(1, round(pairs / max(4, pairs * (512 / length) ** 2))))
-
-    def some(tensor):
-        """[B, T, H * D], [B, T, H, D] or [B, T, 3, H, D] -> [pairs, T, D] or [pairs, T, 3, D]."""
-        if tensor.dim() == 3:
-            tensor = tensor.unflatten(2, (HEADS, width))
-        tensor = tensor.movedim(-2, 1).flatten(0, 1)
-        return tensor[chosen]
-
     upstream = random(BATCH, length, HEADS * width, dtype=dtype, seed=1)
-
-    def expect(contestant):
-        keep = 1.0
-        if dropout:
-            found = contestant.keep_mask(*inputs) if contestant.keep_mask else probe_attention(contestant, inputs)
-            share = found.double().sum() / (mask.sum() * pairs)
-            if abs(share - (1 - dropout)) > 0.02:
-                raise SystemExit(f"{contestant.name}: el dropout deja pasar {share:.3f}")
-            keep = found.flatten(0, 1)[chosen] * contestant.keep_scale
-        exact = [some(tensor.detach()).double().requires_grad_() for tensor in inputs]
-        q, k, v = exact[0].unbind(2) if packed else exact
-        scores = (q @ k.transpose(1, 2) / math.sqrt(width)).masked_fill_(~mask, -math.inf)
-        y = (scores.softmax(-1) * keep) @ v
-        return [y.detach()], torch.autograd.grad(y, exact, some(upstream).double())
-
+    expect = functools.partial(exact_attention, inputs, upstream, mask, chosen, dropout)
     scored = mask.sum().item() * pairs
     ceiling = measure.product_ceilings(dtype)
     words = ["causal" if causal else "full", "packed" if packed else "separate"]
@@ -297,8 +300,8 @@ def attention_case(dtype: str, length: int, width: int, *, causal=True, packed=T
         peers.append(sdpa_loop(length))
     return Case("attention", dtype, ", ".join(words), (BATCH, length, HEADS, width), inputs, (upstream,),
                 [ours(run), *peers], expect, {FORWARD: (ceiling, 4.0 * width * scored),
-                                             BACKWARD: (ceiling, 10.0 * width * scored)}, some,
-                random=bool(dropout))
+                                             BACKWARD: (ceiling, 10.0 * width * scored)},
+                functools.partial(some_heads, chosen), random=bool(dropout))
 
 
 def attention_cases(args) -> Iterator[Callable[[], Case]]:
@@ -346,8 +349,43 @@ def compile_cases(args) -> Iterator[Callable[[], Case]]:
 # ---- Norms ----------------------------------------------------------------------------------------------------------
 
 
+def some_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows are independent: float64 takes some of them, and what is not a row as it is."""
+    return tensor[:: max(1, len(tensor) // 2048)] if tensor.dim() == 2 else tensor
+
+
+def normalized(kind: str, x: torch.Tensor) -> torch.Tensor:
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def exact_norm(kind: str, inputs: tuple[torch.Tensor, ...], upstream: tuple[torch.Tensor, ...], dropout: float,
+               contestant: Contestant):
+    """Outputs and gradients in float64, with what the contestant's dropout keeps. inputs: one stream, or two that are
+    added, then the parameters. upstream: a gradient for each stream."""
+    streams, residual, keep = inputs[: len(upstream)], len(upstream) == 2, 1.0
+    if dropout:  # the sum with a stream of zeros is zero where a value was dropped
+        probe = [torch.ones_like(streams[0]), torch.zeros_like(streams[0]), *inputs[2:]]
+        torch.manual_seed(SEED)
+        with torch.no_grad(), contestant.context():
+            found = contestant.run(*probe)[1] != 0
+        if abs(found.double().mean() - (1 - dropout)) > 0.02:
+            raise SystemExit(f"{contestant.name}: el dropout deja pasar {found.double().mean():.3f}")
+        keep = found * contestant.keep_scale
+    exact = [some_rows(tensor).detach().double().requires_grad_() for tensor in inputs]
+    stream = exact[0] * (some_rows(keep) if dropout else 1) + exact[1] if residual else exact[0]
+    y = normalized(kind, stream) * exact[1 + residual] + (exact[-1] if kind == "layer" else 0)
+    outputs = (y, stream)[: 1 + residual]
+    given = torch.autograd.grad(outputs, exact[: 1 + residual], [some_rows(tensor).double() for tensor in upstream])
+    with torch.no_grad():  # the parameters' gradients are sums over all rows
+        stream = inputs[0] * keep + inputs[1].double() if residual else inputs[0].double()
+        rest = [(normalized(kind, stream) * upstream[0]).sum(0), upstream[0].double().sum(0)]
+    return [tensor.detach() for tensor in outputs], [*given, *rest[: len(inputs) - len(streams)]]
+
+
 def norm_case(kind: str, residual: bool, dtype: str, shape: tuple[int, int], dropout=0.0, compile_it=False) -> Case:
-    rows, width = shape
+    width = shape[-1]
     parameters = [1 + random(width, dtype=dtype, seed=2) / 10, random(width, dtype=dtype, seed=3) / 10]
     if kind == "rms":
         parameters.pop()
@@ -371,44 +409,16 @@ def norm_case(kind: str, residual: bool, dtype: str, shape: tuple[int, int], dro
             return (getattr(ops, f"{kind}_norm")(*inputs, EPS),)
         return getattr(ops, f"add_{kind}_norm")(*inputs, EPS, dropout)
 
-    def part(tensor):
-        """Rows are independent: float64 takes some of them, and what is not a row as it is."""
-        return tensor[:: max(1, rows // 2048)] if tensor.dim() == 2 else tensor
-
-    def normalized(x):
-        if kind == "layer":
-            x = x - x.mean(-1, keepdim=True)
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-
-    def expect(contestant):
-        keep = 1.0
-        if dropout:  # the sum with a stream of zeros is zero where a value was dropped
-            probe = [torch.ones(shape, dtype=streams[0].dtype), torch.zeros(shape, dtype=streams[0].dtype), *inputs[2:]]
-            torch.manual_seed(SEED)
-            with torch.no_grad(), contestant.context():
-                found = contestant.run(*probe)[1] != 0
-            if abs(found.double().mean() - (1 - dropout)) > 0.02:
-                raise SystemExit(f"{contestant.name}: el dropout deja pasar {found.double().mean():.3f}")
-            keep = found * contestant.keep_scale
-        exact = [part(tensor).detach().double().requires_grad_() for tensor in inputs]
-        stream = exact[0] * (part(keep) if dropout else 1) + exact[1] if residual else exact[0]
-        y = normalized(stream) * exact[1 + residual] + (exact[-1] if kind == "layer" else 0)
-        outputs = (y, stream)[: 1 + residual]
-        given = torch.autograd.grad(outputs, exact[: 1 + residual], [part(tensor).double() for tensor in upstream])
-        with torch.no_grad():  # the parameters' gradients are sums over all rows
-            stream = inputs[0] * keep + inputs[1].double() if residual else inputs[0].double()
-            rest = [(normalized(stream) * upstream[0]).sum(0), upstream[0].double().sum(0)]
-        return [tensor.detach() for tensor in outputs], [*given, *rest[: len(parameters)]]
-
     peer = torch_peer(f"F.{kind}_norm" + ", x + r first" * residual, torchs, compile_it)
     size = streams[0].nbytes
     # Tensors of this size that must be read or written: x, y; x, r, y, x + r. Backward: x, dy, dx; x + r, dy, d(x + r),
     # and one gradient for both x and r unless dropout makes two of it.
     moved = {FORWARD: 4 if residual else 2, BACKWARD: (5 if dropout else 4) if residual else 3}
     variant = ("residual" if residual else "plain") + (f", dropout {dropout}" if dropout else "")
-    return Case(f"{kind}_norm", dtype, variant, shape, inputs, upstream, [ours(run), peer], expect,
+    return Case(f"{kind}_norm", dtype, variant, shape, inputs, upstream, [ours(run), peer],
+                functools.partial(exact_norm, kind, inputs, upstream, dropout),
                 {direction: (copies(streams[0]), float(count * size)) for direction, count in moved.items()},
-                part, random=bool(dropout))
+                some_rows, random=bool(dropout))
 
 
 def norms_cases(args) -> Iterator[Callable[[], Case]]:

@@ -24,7 +24,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -39,7 +38,10 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
-from slow_network_peers import EXPECTED, INTERFACE, OURS, STEPS, TORCH_DDP, TORCH_LOCAL  # noqa: E402
+import slow_network_crew  # noqa: E402
+import slow_network_table  # noqa: E402
+from slow_network_crew import CONTROL, METHODS, ONE, OURS_TOGETHER  # noqa: E402
+from slow_network_peers import EXPECTED, OURS, TORCH_DDP, TORCH_LOCAL  # noqa: E402
 from train_script import positive  # noqa: E402
 
 from aura import corpus, dataset, files, report  # noqa: E402
@@ -47,167 +49,22 @@ from aura.diloco import FRAGMENTS  # noqa: E402
 from aura.models import gpt  # noqa: E402
 from aura.pace import TIE  # noqa: E402
 from aura.sync import SYNC_EVERY, outer_step  # noqa: E402
-from tests.hosts import PORT, Switch, ip, limits_work  # noqa: E402
-from tests.support import free_port  # noqa: E402
+from tests.hosts import Switch, limits_work  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = Path(__file__).resolve().parent / "slow_network_peers.py"
-ONE, CONTROL = "one", "control"
-OURS_TOGETHER = ("ddp", "fp16", "diloco", "auto")
-METHODS = (ONE, CONTROL, *OURS_TOGETHER, TORCH_DDP, TORCH_LOCAL)
 IN_ROUNDS = ("diloco", TORCH_LOCAL)  # exchange once in --sync-every steps
-TITLES = {ONE: "una máquina", CONTROL: "sin intercambio"}
 SEED, SPEED_LR = 1234, 5e-4
 ENDLESS = 10**6  # steps of a run that is killed
 CHECKED, TOLERANCE = 4, 1e-4  # steps whose losses must agree, and how well
 WARM_S = 3.0  # not measured: that long, and of a round of steps the first fragment
 LEAST_STEPS = 2
-POLL_S = 0.2
 LIMIT_S, QUALITY_LIMIT_S = 1800, 5 * 3600  # for one training
-CLOSE = 0.25  # of a forecast to what is measured
 EVALUATIONS = 15
 SETTING = ("machines", "tokens", "n_layer", "n_embd", "n_head", "vocab_size", "seq_len", "batch_size", "lr", "beta2",
            "precision", "sync_every", "sync_lr", "sync_momentum")  # of all trainings of a --work
 KEPT = "setting.json"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHOSEN = re.compile(r"--sync auto elige (\w+)")
-
-
-class Failed(Exception):
-    """A contestant that did not do what it should, for a line of the result."""
-
-
-# ---- Networks -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Network:
-    """mbit: what the first machine sends at, in Mbit/s. back: what it receives at. loss: percent of the packets."""
-
-    name: str
-    mbit: float
-    back: float
-    loss: int = 0
-
-
-def network(text):
-    """'50', '50/10', '200%2' or '50/10%2' as a Network; ArgumentTypeError for what is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?(?:%(\d+))?", text)
-    mbit, back, loss = found.groups() if found else ("0", None, None)
-    chosen = Network(text, float(mbit), float(back or mbit), int(loss or 0))
-    if min(chosen.mbit, chosen.back) <= 0 or chosen.loss > 50:
-        raise argparse.ArgumentTypeError(f"{text!r} no es una red: se espera 50 (Mbit/s), 50/10 (al enviar y al "
-                                         "recibir) o 200%2 (con un 2 % de pérdida)")
-    return chosen
-
-
-def networks(text):
-    return [network(part) for part in text.split(",")]
-
-
-def limit(switch, net):
-    """Give the links of the switch's machines the rates and losses of `net`; without one they have none."""
-    if net is None:
-        return
-    for number, host in enumerate(switch.hosts):
-        rates = (net.mbit, net.back) if number == 0 else 2 * (max(net.mbit, net.back),)
-        switch.limit(number, *rates)
-        if net.loss:  # what is lost is a frame, and not the 64 KB that the kernel hands on as one
-            ip("-n", host, "link", "set", INTERFACE, "gso_max_segs", "1")
-            switch.lose(number, net.loss)
-
-
-# ---- Processes ------------------------------------------------------------------------------------------------------
-
-
-class Crew:
-    """Processes that train, in sessions of their own; killed when the block ends.
-
-    contestant: OURS or a peer. words: of train_gpt2_spanish.py, a list for each process. folders: where each runs.
-    hosts: the namespaces they run in, None for none. grouped: whether they are ranks of one group.
-    """
-
-    def __init__(self, contestant, words, folders, *, hosts=None, grouped=True, every=1):
-        self.folders = folders
-        self.hosts = hosts[:len(words)] if hosts else [None] * len(words)
-        self.commands = [[sys.executable, str(PROGRAM), str(os.getpid()), contestant, str(every), *map(str, each)]
-                         for each in words]
-        self.address = ("10.77.0.1", PORT) if hosts else ("127.0.0.1", free_port())
-        self.grouped, self.children = grouped and len(words) > 1, []
-
-    def __enter__(self):
-        try:
-            for rank, (command, host, folder) in enumerate(zip(self.commands, self.hosts, self.folders, strict=True)):
-                folder.mkdir(parents=True, exist_ok=True)
-                inside = ["ip", "netns", "exec", host] if host else []
-                with open(folder / "log", "wb") as log:
-                    self.children.append(subprocess.Popen([*inside, *command], cwd=folder, env=self._environment(rank),
-                                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                          start_new_session=True))
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        for child in self.children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-        for child in self.children:
-            child.wait()
-
-    def _environment(self, rank):
-        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        if self.grouped:
-            own |= {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": len(self.folders), "MASTER_ADDR": self.address[0],
-                    "MASTER_PORT": self.address[1], "GLOO_SOCKET_IFNAME": INTERFACE if self.hosts[0] else "lo"}
-        return {**os.environ, **{name: str(value) for name, value in own.items()}}
-
-    def said(self, rank):
-        return (self.folders[rank] / "log").read_text(encoding="utf-8", errors="replace")
-
-    def watch(self, done, limit_s):
-        """done() once it gives anything; Failed for a process that ends with an error or after limit_s seconds."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            codes = [child.poll() for child in self.children]  # before done(): what has ended has written all it will
-            if (found := done()) is not None:
-                return found
-            ended = [(rank, code) for rank, code in enumerate(codes) if code is not None]
-            wrong = [(rank, code) for rank, code in ended if code] or (ended if len(ended) == len(codes) else [])
-            if wrong or time.monotonic() > deadline:
-                rank, code = wrong[0] if wrong else (0, None)
-                how = f"no ha acabado en {limit_s:g} s" if code is None else f"ha terminado con el código {code}"
-                raise Failed(f"el proceso {rank} {how}:\n" + "\n".join(self.said(rank).strip().splitlines()[-12:]))
-            time.sleep(POLL_S)
-
-    def finish(self, limit_s):
-        """Wait until all have ended well."""
-        self.watch(lambda: True if all(child.poll() == 0 for child in self.children) else None, limit_s)
-
-    def marks(self):
-        """For each process [(seconds, bytes sent)] at the beginning of each of its steps so far."""
-        return [read_marks(folder / STEPS) for folder in self.folders]
-
-    def losses(self):
-        """Mean over the processes that tell them, {step: loss}."""
-        tables = [{int(row["step"]): float(row["loss"]) for row in report.read_table(folder / "logs" / "train.csv")}
-                  for folder in self.folders]
-        tables = [table for table in tables if table]
-        common = set.intersection(*map(set, tables)) if tables else ()
-        return {step: statistics.fmean(table[step] for table in tables) for step in sorted(common)}
-
-
-def places(folder, names):
-    return [Path(folder, str(name)) for name in names]
-
-
-def read_marks(path):
-    """[(seconds, bytes sent)] of the whole lines of a STEPS file; [] while there is none."""
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [(float(seconds), int(sent)) for seconds, sent in map(str.split, whole.splitlines())]
 
 
 # ---- Speed ----------------------------------------------------------------------------------------------------------
@@ -254,11 +111,12 @@ def run_cell(method, net, args, folder):
     """The Cell of `method` on `net`; Failed where it does not train."""
     together = method != ONE
     with Switch(args.machines) as switch:
-        limit(switch, net)
+        slow_network_crew.limit(switch, net)
         contestant = method if method in (TORCH_DDP, TORCH_LOCAL) else OURS
         count, words = args.machines if together else 1, speed_words(args, folder, method)
-        with Crew(contestant, [words] * count, places(folder / "run", range(count)), hosts=switch.hosts,
-                  grouped=together and method != CONTROL, every=args.sync_every) as crew:
+        folders = slow_network_crew.places(folder / "run", range(count))
+        with slow_network_crew.Crew(contestant, [words] * count, folders, hosts=switch.hosts,
+                                    grouped=together and method != CONTROL, every=args.sync_every) as crew:
             cell = crew.watch(lambda: progress(crew, method, args), LIMIT_S)
             cell.losses = crew.losses()
             expected = crew.folders[0] / EXPECTED
@@ -290,9 +148,9 @@ def check_losses(losses):
     """Failed when a loss is not finite, or when they do not fall over 30 steps."""
     values = list(losses.values())
     if not values or not all(map(math.isfinite, values)):
-        raise Failed(f"pérdidas: {values}")
+        raise slow_network_crew.Failed(f"pérdidas: {values}")
     if max(losses) >= 30 and values[-1] >= values[0]:
-        raise Failed(f"la pérdida no baja: {values[0]:.3f}, y al final {values[-1]:.3f}")
+        raise slow_network_crew.Failed(f"la pérdida no baja: {values[0]:.3f}, y al final {values[-1]:.3f}")
 
 
 def check_exact(args, folder):
@@ -300,8 +158,8 @@ def check_exact(args, folder):
     found = {}
     for name, contestant in (("ddp", OURS), (TORCH_DDP, TORCH_DDP)):
         words = [*speed_words(args, folder, name), "--log-interval", 1]
-        folders = places(folder / "run", range(2))
-        with Switch(2) as switch, Crew(contestant, [words] * 2, folders, hosts=switch.hosts) as crew:
+        folders = slow_network_crew.places(folder / "run", range(2))
+        with Switch(2) as switch, slow_network_crew.Crew(contestant, [words] * 2, folders, hosts=switch.hosts) as crew:
             found[name] = crew.watch(lambda crew=crew: first_losses(crew.losses()), LIMIT_S)
         shutil.rmtree(folder / "run")
         print(f"pérdidas de los primeros pasos, {name}: {' '.join(f'{loss:.5f}' for loss in found[name])}", flush=True)
@@ -327,7 +185,7 @@ def contest(net, args, folder):
                 cells[method].append(cell := run_cell(method, net, args, folder))
                 told = f"{cell.tokens_per_s:.0f} tokens/s, {cell.steps} pasos de {cell.step_s:.2f} s"
                 told += f", elige {cell.choice}" if cell.choice else ""
-            except Failed as problem:
+            except slow_network_crew.Failed as problem:
                 failed[method] = told = f"falló: {problem}"
             finally:
                 shutil.rmtree(folder / "run", ignore_errors=True)
@@ -380,7 +238,7 @@ def speed(args, folder):
     for net in args.networks:
         rows = rows_of(net, *contest(net, args, folder), args.machines)
         result["rows"] += rows
-        print_speeds(net, rows)
+        slow_network_table.print_speeds(net, rows)
         measure.write(args.json, result)
     result["others_share"] = neighbours.warn()
     return result
@@ -398,14 +256,15 @@ def quality(args, folder):
     for method in (method for method in args.methods if method in ("ddp", "fp16", "diloco")):
         for seed in args.seeds:
             words = quality_words(args, folder, method, seed, args.tokens // (step * args.machines))
-            folders = places(folder / f"{method}-{seed}", range(args.machines))
+            folders = slow_network_crew.places(folder / f"{method}-{seed}", range(args.machines))
             result["rows"] += curves(method, [seed], [words] * args.machines, folders, args)
             measure.write(args.json, result)
     if ONE in args.methods:
         seen = args.tokens * (rates[ONE] / rates["diloco"] if rates else 1)  # in the time that diloco takes
         steps = int(seen / step)
         alone = [quality_words(args, folder, ONE, seed, steps) for seed in args.seeds]
-        result["rows"] += curves(ONE, args.seeds, alone, places(folder / f"{ONE}-{steps}", args.seeds), args)
+        folders = slow_network_crew.places(folder / f"{ONE}-{steps}", args.seeds)
+        result["rows"] += curves(ONE, args.seeds, alone, folders, args)
     result["summary"] = summary(result["rows"], rates, args)
     return result
 
@@ -433,7 +292,7 @@ def curves(method, seeds, words, folders, args):
     """Train to the end; a row {"method", "seed", "curve": [[tokens, validation loss]], ...} for each seed. The
     processes of one machine are a seed each and run at the same time. "seconds": of this call."""
     begun = time.monotonic()
-    with Crew(OURS, words, folders, grouped=method != ONE, every=args.sync_every) as crew:
+    with slow_network_crew.Crew(OURS, words, folders, grouped=method != ONE, every=args.sync_every) as crew:
         crew.finish(QUALITY_LIMIT_S)
         tables = [report.read_table(each / "logs" / "train.csv") for each in folders[:len(seeds)]]
     if not args.work:
@@ -534,139 +393,6 @@ def sizes(args):
             "beta2": args.beta2, "precision": args.precision, "threads": 1}
 
 
-# ---- Telling --------------------------------------------------------------------------------------------------------
-
-
-def print_speeds(net, rows):
-    """The table of a network."""
-    print(f"\n{title(net.name)}\n{'':16} {'tokens/s':>9} {'(mín-máx)':>13} {'x una':>6} {'bytes/token':>12} "
-          f"{'ddp/éste':>9} {'s/paso':>8} {'previsto':>9}")
-    for row in rows:
-        name = TITLES.get(row["method"], row["method"])
-        if "failed" in row:
-            print(f"{name:16} falló")
-            continue
-        spread = f"({row['tokens_per_s_min']:.0f}-{row['tokens_per_s_max']:.0f})"
-        forecast = row.get("predicted_ratio")
-        told = "" if forecast is None else f"{row['predicted_s']:9.2f}" + (
-            "" if abs(forecast - 1) <= CLOSE else "  fuera del 25 %")
-        print(f"{name:16} {row['tokens_per_s']:9.0f} {spread:>13} {shown(row.get('to_one'), 2):>6} "
-              f"{row['bytes_per_token']:12.1f} {shown(row.get('bytes_ddp_ratio'), 1):>9} {row['step_s']:8.3f} {told}")
-        if "choice" in row:
-            print(f"{'':16} elige {', '.join(row['choices'])}; lo más rápido fue {row['fastest']}"
-                  f"{'' if row['right'] else ': NO acierta'}")
-    print(flush=True)
-
-
-def shown(value, digits):
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def title(name):
-    """A network's name in words."""
-    net = network(name)
-    rates = f"{net.mbit:g} Mbit/s" if net.mbit == net.back else f"{net.mbit:g}/{net.back:g} Mbit/s"
-    return rates + (f", {net.loss} % de pérdida" if net.loss else "")
-
-
-def print_summary(found):
-    for pair in found["ratios"]:
-        what = "con los mismos tokens" if pair["to"] == "ddp" else f"en el mismo tiempo a {title(found['network'])}"
-        print(f"pérdida de validación de {pair['method']} frente a {TITLES.get(pair['to'], pair['to'])}, {what}: "
-              f"{pair['ratio']:.4f} ({pair['ratio_min']:.4f}-{pair['ratio_max']:.4f})", flush=True)
-
-
-def markdown(result):
-    """The result as the guide's tables."""
-    if "summary" in result:
-        return quality_markdown(result)
-    found = {(row["network"], row["method"]): row for row in result["rows"] if "failed" not in row}
-    nets = list(dict.fromkeys(row["network"] for row in result["rows"]))
-    methods = [method for method in METHODS if any((net, method) in found for net in nets)]
-    header = [TITLES.get(method, method) for method in methods]
-    lines = table(["red", *header], [[title(net), *(speed_cell(found.get((net, method))) for method in methods)]
-                                     for net in nets])
-    senders = [method for method in methods if method not in (ONE, CONTROL)]
-    lines += ["", *table(["bytes por token", *senders], [
-        [title(net), *(sent_cell(found.get((net, method))) for method in senders)] for net in nets])]
-    return "\n".join(lines) + "\n"
-
-
-def table(header, lines):
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---", *["---:"] * (len(header) - 1)], *lines)]
-
-
-def speed_cell(row):
-    """'1234 (x 1.85)', with what auto chose."""
-    if row is None:
-        return "-"
-    ratio = f" (x {row['to_one']:.2f})" if "to_one" in row and row["method"] != ONE else ""
-    return f"{row['tokens_per_s']:.0f}{ratio}" + (f" {row['choice']}" if "choice" in row else "")
-
-
-def sent_cell(row):
-    """'123.4 (1/417)', the share of what ddp sends."""
-    if row is None:
-        return "-"
-    ratio = f" (1/{row['bytes_ddp_ratio']:.0f})" if row.get("bytes_ddp_ratio", 1) > 1.5 else ""
-    return f"{row['bytes_per_token']:.0f}{ratio}"
-
-
-def quality_markdown(result):
-    rows = result["rows"]
-    lines = table(["método", *(f"semilla {seed}" for seed in result["seeds"]), "tokens"], [
-        [TITLES.get(method, method), *(f"{row['val_loss']:.4f}" for row in rows if row["method"] == method),
-         f"{next(row['tokens'] for row in rows if row['method'] == method) / 1e6:.2f} M"]
-        for method in dict.fromkeys(row["method"] for row in rows)])
-    return "\n".join(lines) + "\n"
-
-
-def draw(result, path):
-    """The result as a PNG: tokens/s by network and method, or validation loss over tokens and, where known, time."""
-    quality = "summary" in result
-    figure, axes = report.new_figure(1, 2 if quality and result["summary"]["tokens_per_s"] else 1, figsize=(10, 5),
-                                     sharey=True, squeeze=False, layout="constrained")
-    if quality:
-        draw_losses(result, axes[0])
-    else:
-        draw_speeds(result, axes[0][0])
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False,
-                  columnspacing=1.2, handlelength=1.2)
-    for each in axes[0]:
-        each.grid(axis="y", alpha=0.3)
-        each.set_axisbelow(True)
-    figure.savefig(path, format="png", dpi=110)
-
-
-def draw_speeds(result, axes):
-    """Bars: a group a network, a bar a method."""
-    rows = [row for row in result["rows"] if "failed" not in row]
-    nets = list(dict.fromkeys(row["network"] for row in rows))
-    methods = [method for method in METHODS if any(row["method"] == method for row in rows)]
-    wide = 0.8 / len(methods)
-    for place, method in enumerate(methods):
-        own = [row for row in rows if row["method"] == method]
-        axes.bar([nets.index(row["network"]) + (place - (len(methods) - 1) / 2) * wide for row in own],
-                 [row["tokens_per_s"] for row in own], wide, label=TITLES.get(method, method))
-    axes.set_xticks(range(len(nets)), [title(net) for net in nets])
-    axes.set(ylabel="tokens/s", title=f"{result['machines']} máquinas, gradientes de {result['gradient_mb']:.0f} MB")
-
-
-def draw_losses(result, axes):
-    """A line for each method and seed: over tokens, and over minutes at the summary's tokens/s."""
-    methods, rates = list(dict.fromkeys(row["method"] for row in result["rows"])), result["summary"]["tokens_per_s"]
-    for row in result["rows"]:
-        label = TITLES.get(row["method"], row["method"]) if row["seed"] == result["seeds"][0] else None
-        tokens, losses = zip(*row["curve"], strict=True)
-        style = {"color": f"C{methods.index(row['method'])}", "label": label, "alpha": 0.7, "marker": "."}
-        axes[0].plot([count / 1e6 for count in tokens], losses, **style)
-        if row["method"] in rates:
-            axes[-1].plot([count / rates[row["method"]] / 60 for count in tokens], losses, **style)
-    axes[-1].set(xlabel=f"minutos a {title(result['summary']['network'])}")
-    axes[0].set(xlabel="millones de tokens", ylabel="pérdida de validación (nats por token)")
-
-
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
@@ -679,7 +405,8 @@ def existing_file(text):
 def build_parser():
     parser = argparse.ArgumentParser(description="Compara una máquina con varias unidas por redes lentas: --sync ddp, "
                                      "fp16, diloco y auto, y lo que trae torch (Linux, root).")
-    parser.add_argument("--networks", type=networks, default="1000,200,50,10,200%2", metavar="RED,RED,...",
+    parser.add_argument("--networks", type=slow_network_crew.networks, default="1000,200,50,10,200%2",
+                        metavar="RED,RED,...",
                         help="Mbit/s; 50/10: la primera máquina envía a 50 y recibe a 10; 200%%2: se pierde el 2 %% "
                         "(por defecto: 1000,200,50,10,200%%2)")
     parser.add_argument("--methods", type=measure.names(*METHODS), default=list(METHODS), metavar="NOMBRE,...",
@@ -744,16 +471,16 @@ def main(argv=None):
               f"{args.machines} máquinas de un hilo, {about['step_tokens']} tokens por máquina y paso", flush=True)
         try:
             result = quality(args, folder) if args.quality else speed(args, folder)
-        except Failed as problem:
+        except slow_network_crew.Failed as problem:
             raise SystemExit(f"falló: {problem}") from None
     if args.quality:
-        print_summary(result["summary"])
+        slow_network_table.print_summary(result["summary"])
     measure.write(args.json, result)
     if args.markdown:
-        Path(args.markdown).write_text(markdown(result), encoding="utf-8")
+        Path(args.markdown).write_text(slow_network_table.markdown(result), encoding="utf-8")
     good = [row for row in result["rows"] if "failed" not in row]
     if args.chart and good:
-        draw(result, args.chart)
+        slow_network_table.draw(result, args.chart)
     if len(good) < len(result["rows"]):
         raise SystemExit(1)
 

@@ -16,30 +16,42 @@ def slow(benchmark):
 
 
 @pytest.fixture
-def rows(slow):
+def crews(benchmark):
+    """The module of its machines and processes."""
+    return benchmark("slow_network_crew")
+
+
+@pytest.fixture
+def table(benchmark):
+    """The module of what it shows."""
+    return benchmark("slow_network_table")
+
+
+@pytest.fixture
+def rows(slow, crews):
     """Of a network on which diloco wins and auto takes it."""
     cells = {"one": [slow.Cell(1000.0, 1.0, 0.0, 20)], "control": [slow.Cell(1950.0, 1.0, 0.0, 20)],
              "ddp": [slow.Cell(100.0, 20.0, 50_000.0, 2), slow.Cell(120.0, 16.0, 50_000.0, 2)],
              "diloco": [slow.Cell(1900.0, 1.1, 125.0, 100)],
              "auto": [slow.Cell(1880.0, 1.1, 125.0, 100, choice="diloco", expected={"ddp": 19.0, "diloco": 1.0})]}
-    return slow.rows_of(slow.network("50"), cells, {"fp16": "el proceso 1 ha terminado"}, 2)
+    return slow.rows_of(crews.network("50"), cells, {"fp16": "el proceso 1 ha terminado"}, 2)
 
 
 def by_method(rows):
     return {row["method"]: row for row in rows}
 
 
-def test_networks_are_read(slow):
-    assert slow.networks("50,50/10,200%2,12.5/3%1") == [
-        slow.Network("50", 50, 50), slow.Network("50/10", 50, 10), slow.Network("200%2", 200, 200, 2),
-        slow.Network("12.5/3%1", 12.5, 3, 1)]
-    assert [slow.title(name) for name in ("50/10", "200%2")] == ["50/10 Mbit/s", "200 Mbit/s, 2 % de pérdida"]
+def test_networks_are_read(crews, table):
+    assert crews.networks("50,50/10,200%2,12.5/3%1") == [
+        crews.Network("50", 50, 50), crews.Network("50/10", 50, 10), crews.Network("200%2", 200, 200, 2),
+        crews.Network("12.5/3%1", 12.5, 3, 1)]
+    assert [table.title(name) for name in ("50/10", "200%2")] == ["50/10 Mbit/s", "200 Mbit/s, 2 % de pérdida"]
     for text in ("", "0", "50x", "50/0", "-1", "50%2.5", "50%99"):
         with pytest.raises(argparse.ArgumentTypeError, match="no es una red"):
-            slow.network(text)
+            crews.network(text)
 
 
-def test_links_get_the_rates_of_the_first_machine_and_lose_frames(slow, monkeypatch):
+def test_links_get_the_rates_of_the_first_machine_and_lose_frames(crews, monkeypatch):
     done = []
 
     class Switch:
@@ -51,13 +63,13 @@ def test_links_get_the_rates_of_the_first_machine_and_lose_frames(slow, monkeypa
         def lose(self, *words):
             done.append(("lose", *words))
 
-    monkeypatch.setattr(slow, "ip", lambda *words: done.append(words[:2]))
-    slow.limit(Switch(), None)
+    monkeypatch.setattr(crews, "ip", lambda *words: done.append(words[:2]))
+    crews.limit(Switch(), None)
     assert done == []
-    slow.limit(Switch(), slow.network("10/50"))
+    crews.limit(Switch(), crews.network("10/50"))
     assert done == [("limit", 0, 10, 50), ("limit", 1, 50, 50), ("limit", 2, 50, 50)]
     done.clear()
-    slow.limit(Switch(), slow.network("200%2"))
+    crews.limit(Switch(), crews.network("200%2"))
     assert ("lose", 0, 2) in done and ("lose", 2, 2) in done and ("-n", "b") in done
 
 
@@ -82,11 +94,11 @@ def test_rates_add_up_and_bytes_are_those_of_the_window(slow):
     assert cell.sent == (400 + 500) / 2000
 
 
-def test_half_a_line_does_not_count(slow, tmp_path):
+def test_half_a_line_does_not_count(crews, tmp_path):
     path = tmp_path / "steps.txt"
-    assert slow.read_marks(path) == []
+    assert crews.read_marks(path) == []
     path.write_text("1.5 10\n2.5 20\n3.")
-    assert slow.read_marks(path) == [(1.5, 10), (2.5, 20)]
+    assert crews.read_marks(path) == [(1.5, 10), (2.5, 20)]
 
 
 def test_rows(rows):
@@ -111,27 +123,27 @@ def test_auto_is_right_within_what_cannot_be_told_apart(slow):
     assert judged(["diloco"]) and not judged(["diloco"], ddp=2.0)  # not measured by itself: as fast as auto with it
 
 
-def test_losses_must_be_finite_and_fall(slow):
+def test_losses_must_be_finite_and_fall(slow, crews):
     slow.check_losses({1: 7.0, 2: 7.1})  # too few to tell
     slow.check_losses({1: 7.0, 40: 6.0})
     for losses in ({}, {1: 7.0, 2: float("nan")}, {1: 7.0, 40: 7.0}):
-        with pytest.raises(slow.Failed, match="pérdida"):
+        with pytest.raises(crews.Failed, match="pérdida"):
             slow.check_losses(losses)
 
 
-def test_tables_and_charts(slow, rows, tmp_path, capsys):
-    slow.print_speeds(slow.network("50"), rows)
+def test_tables_and_charts(crews, table, rows, tmp_path, capsys):
+    table.print_speeds(crews.network("50"), rows)
     said = capsys.readouterr().out
     assert "1.90" in said and "400.0" in said and "elige diloco; lo más rápido fue diloco\n" in said and "falló" in said
-    text = slow.markdown({"rows": rows})
+    text = table.markdown({"rows": rows})
     assert "| red | una máquina | sin intercambio | ddp | diloco | auto |" in text
     assert "| 50 Mbit/s | 1000 | 1950 (x 1.95) | 110 (x 0.11) | 1900 (x 1.90) | 1880 (x 1.88) diloco |" in text
     assert "| 50 Mbit/s | 50000 | 125 (1/400) | 125 (1/400) |" in text
-    slow.draw({"rows": rows, "machines": 2, "gradient_mb": 52.0}, tmp_path / "chart.png")
+    table.draw({"rows": rows, "machines": 2, "gradient_mb": 52.0}, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_quality_compares_seed_by_seed(slow, tmp_path):
+def test_quality_compares_seed_by_seed(slow, table, tmp_path):
     losses = {("ddp", 1): 4.0, ("ddp", 2): 5.0, ("diloco", 1): 4.04, ("diloco", 2): 5.0, ("one", 1): 5.05,
               ("one", 2): 5.0}
     rows = [{"method": method, "seed": seed, "tokens": 3_000_000, "val_loss": loss,
@@ -142,8 +154,8 @@ def test_quality_compares_seed_by_seed(slow, tmp_path):
     assert found["ratios"][0]["ratio_min"] == 1 and found["ratios"][0]["ratio_max"] == pytest.approx(1.01)
     assert found["ratios"][1]["ratio"] == pytest.approx((0.8 + 1) / 2)
     result = {"rows": rows, "seeds": [1, 2], "summary": found}
-    assert "| diloco | 4.0400 | 5.0000 | 3.00 M |" in slow.markdown(result)
-    slow.draw(result, tmp_path / "chart.png")
+    assert "| diloco | 4.0400 | 5.0000 | 3.00 M |" in table.markdown(result)
+    table.draw(result, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -173,32 +185,32 @@ def test_losses_of_methods_that_are_not_trained_are_refused(slow, capsys):
     assert "--methods control,auto: --quality entrena one, ddp, fp16 o diloco" in capsys.readouterr().err
 
 
-def test_a_crew_tells_how_it_failed_and_leaves_nothing(slow, tmp_path, monkeypatch):
+def test_a_crew_tells_how_it_failed_and_leaves_nothing(crews, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text("import sys, time\nif sys.argv[4] == 'fails':\n    sys.exit('no data')\ntime.sleep(100)\n")
-    monkeypatch.setattr(slow, "PROGRAM", program)
+    monkeypatch.setattr(crews, "PROGRAM", program)
     begun = time.monotonic()
-    with slow.Crew("ours", [["waits"], ["fails"]], slow.places(tmp_path, "ab")) as crew:
-        with pytest.raises(slow.Failed, match="proceso 1 ha terminado con el código 1:\nno data"):
+    with crews.Crew("ours", [["waits"], ["fails"]], crews.places(tmp_path, "ab")) as crew:
+        with pytest.raises(crews.Failed, match="proceso 1 ha terminado con el código 1:\nno data"):
             crew.watch(lambda: None, 60)
         assert crew.children[0].poll() is None
     assert [child.returncode for child in crew.children] == [-9, 1] and time.monotonic() - begun < 30
-    alone = slow.Crew("ours", [["waits"]], [tmp_path / "c"])
-    with alone as crew, pytest.raises(slow.Failed, match="no ha acabado en 0"):
+    alone = crews.Crew("ours", [["waits"]], [tmp_path / "c"])
+    with alone as crew, pytest.raises(crews.Failed, match="no ha acabado en 0"):
         crew.watch(lambda: None, 0)
 
 
-def test_a_training_that_fails_ends_the_program_with_what_it_said(slow, tmp_path, monkeypatch):
+def test_a_training_that_fails_ends_the_program_with_what_it_said(slow, crews, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text("import sys\nsys.exit('--lr -1: must be above 0')\n")
-    monkeypatch.setattr(slow, "PROGRAM", program)
+    monkeypatch.setattr(crews, "PROGRAM", program)
     monkeypatch.setattr(slow, "prepare", lambda args, folder: None)
     with pytest.raises(SystemExit, match="^falló: .*ha terminado con el código 1:\n--lr -1: must be above 0"):
         slow.main(["--quality", "--methods", "diloco", "--seeds", "1"])
 
 
 @pytest.fixture
-def trains(slow, tmp_path, monkeypatch):
+def trains(slow, crews, tmp_path, monkeypatch):
     """Runs the program with trainings that write down their arguments and go on from the loss of the last time."""
     program = tmp_path / "program.py"
     program.write_text("import pathlib, sys\npathlib.Path('logs').mkdir(exist_ok=True)\n"
@@ -206,7 +218,7 @@ def trains(slow, tmp_path, monkeypatch):
                        "text = table.read_text() if table.exists() else 'step,tokens,val_loss\\n'\n"
                        "table.write_text(text + f'1,10,{len(text.splitlines())}\\n')\n"
                        "pathlib.Path('words').write_text(' '.join(sys.argv))\n")
-    monkeypatch.setattr(slow, "PROGRAM", program)
+    monkeypatch.setattr(crews, "PROGRAM", program)
     monkeypatch.setattr(slow, "prepare", lambda args, folder: None)
 
     def run(*words):
