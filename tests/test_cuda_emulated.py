@@ -102,6 +102,12 @@ def test_attention_of_every_width(causal, width, dtype):
         test_attention.agree(test_attention.qkv(1, rows, 1, width, dtype), causal, packed=rows == 130)
 
 
+def test_heads_whose_blocks_are_numbered_together():
+    """As many as half the emulated card's cache holds: 5 of 6, then the one that is left; and 2 of 2."""
+    for batch, rows, heads in ((2, 150, 3), (1, 270, 2)):
+        test_attention.agree(test_attention.qkv(batch, rows, heads, 32, BFLOAT16), causal=True)
+
+
 def test_more_keys_than_queries_and_fewer():
     for rows, keys in ((1, 100), (20, 144), (5, 0)):
         test_attention.agree(test_attention.qkv(1, rows, 1, 32, BFLOAT16, keys), causal=False)
@@ -137,6 +143,14 @@ def test_heads_that_do_not_begin_at_16_bytes():
         same = [x.detach().requires_grad_() for x in plain]
         out, _ = torch.ops.aura.attention(*same, True, 0.2, *options)
         assert all(map(torch.equal, found, (out, *torch.autograd.grad(out, same, out.detach()))))
+
+
+@pytest.mark.parametrize("lengths,bounds", [([3], None), ([3, 2, 1], None), ([3.0, 2.0], None), ([[3, 2]], None),
+                                            (None, [0]), (None, []), (None, [0.0, 40.0]), (None, [[0, 40]])], ids=str)
+def test_bad_lengths_and_bounds_are_refused(lengths, bounds):
+    options = [None if given is None else torch.tensor(given) for given in (lengths, bounds)]
+    with pytest.raises(RuntimeError, match="lengths|cu_seqlens"):
+        torch.ops.aura.attention(*test_attention.qkv(2, 20, 1, 32, BFLOAT16), True, 1.0, 0.0, None, *options)
 
 
 def test_what_the_kernels_do_not_take_is_refused():

@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -40,6 +41,7 @@ struct Problem {
   View<const uint16_t> q, k, v;
   int queries, keys, heads;  // T, S, H
   int tiles;                 // blocks to a head of a batch entry
+  int together;              // heads whose blocks are numbered tile by tile
   bool causal;
   float scale;
   const int64_t *lengths, *cu_seqlens;
@@ -57,13 +59,16 @@ struct Place {
   int head, begin;
 };
 
-// Blocks are numbered tile by tile, then head by head: those that run together share what they read. A document owns
-// the tiles from cu_seqlens[d] / kRows + d on up to the next one's, as many as it needs or one more, so that the grid
-// is known without reading cu_seqlens. A tile of no rows is for the kernel to leave. What the device's integers say is
-// taken within the tensor's bounds: nobody has checked them.
+// Blocks are numbered tile by tile for a few heads at a time, those with the longest way first (see heads_together). A
+// document owns the tiles from cu_seqlens[d] / kRows + d on up to the next one's, as many as it needs or one more, so
+// that the grid is known without reading cu_seqlens. A tile of no rows is for the kernel to leave. What the device's
+// integers say is taken within the tensor's bounds: nobody has checked them.
 __device__ __forceinline__ Place find_place(const Problem& problem, bool last_first) {
-  const int index = static_cast<int>(blockIdx.x), all = index / problem.tiles;
-  const int tile = last_first ? problem.tiles - 1 - index % problem.tiles : index % problem.tiles;
+  const int group = static_cast<int>(blockIdx.x) / (problem.tiles * problem.together);
+  const int number = static_cast<int>(blockIdx.x) % (problem.tiles * problem.together);
+  const int first_head = group * problem.together, heads = static_cast<int>(gridDim.x) / problem.tiles - first_head;
+  const int together = min(problem.together, heads), all = first_head + number % together;
+  const int tile = last_first ? problem.tiles - 1 - number / together : number / together;
   Place place{all / problem.heads, 0, problem.queries, problem.keys, all % problem.heads, tile * kRows};
   if (problem.cu_seqlens != nullptr) {
     const int64_t rows = problem.queries;
@@ -146,11 +151,27 @@ __device__ __forceinline__ void copy_tiles(unsigned char* tiles, const View<cons
 
 // ---- Products of a warp's 16 rows -----------------------------------------------------------------------------------
 
+// What a lane reads of a tile by ldmatrix: of a row, the first or the second 16 bytes of sixteen columns. Which row, in
+// each sixteen rows, and which half are the lane's own; which sixteen of rows and of columns is known when compiling. It
+// is an exclusive or and a constant: the swizzle stays within 64 or 128 bytes, and rows begin at multiples of these.
+template <int kWidth>
+struct Reader {
+  static constexpr int kSwizzled = kWidth % 64 == 0 ? 128 : 64;
+  uint32_t first;
+
+  __device__ __forceinline__ Reader(const unsigned char* tile, int row, int half)
+      : first(shared_address(tile) + tile_offset<kWidth>(row, half)) {}
+  __device__ __forceinline__ uint32_t at(int rows, int columns) const {
+    const int bytes = 32 * columns;
+    return (first ^ bytes % kSwizzled) + (bytes / kSwizzled * kSwizzled + 16 * rows * tile_bytes<kWidth>(1));
+  }
+};
+
 // Rows of a tile as left-hand operand: columns [16 k, 16 k + 16) of the 16 rows from `row` on.
 template <int kWidth>
 __device__ __forceinline__ void load_operand(uint32_t (&a)[4], const unsigned char* tile, int row, int k) {
   const int lane = threadIdx.x % 32;
-  load_matrices(a, tile + tile_offset<kWidth>(row + lane % 16, 2 * k + lane / 16));
+  load_matrices(a, Reader<kWidth>(tile, row + lane % 16, lane / 16).at(0, k));
 }
 
 template <int kWidth>
@@ -164,10 +185,11 @@ template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&a)[4],
                                                  const unsigned char* tile, int k) {
   const int lane = threadIdx.x % 32;
+  const Reader<kWidth> reader(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int n = 0; n < kCount / 16; ++n) {
     uint32_t b[4];
-    load_matrices(b, tile + tile_offset<kWidth>(16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+    load_matrices(b, reader.at(n, k));
     multiply(Type{}, sums[2 * n], a, b[0], b[1]);
     multiply(Type{}, sums[2 * n + 1], a, b[2], b[3]);
   }
@@ -198,6 +220,7 @@ template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void multiply_by_tile(float (&sums)[kWidth / 8][4], const float (&left)[kCount / 8][4],
                                                  const unsigned char* tile) {
   const int lane = threadIdx.x % 32;
+  const Reader<kWidth> reader(tile, lane % 16, lane / 16);
 #pragma unroll
   for (int k = 0; k < kCount / 16; ++k) {
     const float(&low)[4] = left[2 * k], (&high)[4] = left[2 * k + 1];
@@ -206,7 +229,7 @@ __device__ __forceinline__ void multiply_by_tile(float (&sums)[kWidth / 8][4], c
 #pragma unroll
     for (int n = 0; n < kWidth / 16; ++n) {
       uint32_t b[4];
-      load_matrices_transposed(b, tile + tile_offset<kWidth>(16 * k + lane % 16, 2 * n + lane / 16));
+      load_matrices_transposed(b, reader.at(k, n));
       multiply(Type{}, sums[2 * n], a, b[0], b[1]);
       multiply(Type{}, sums[2 * n + 1], a, b[2], b[3]);
     }
@@ -357,6 +380,17 @@ inline bool can_be_read(const void* data, const Strides& strides) {
          strides.head % 8 == 0 && strides.row >= 0 && strides.row < INT32_MAX / kRows;
 }
 
+// Heads whose blocks are numbered tile by tile. Under the causal mask blocks have ways of different lengths; begun with
+// the longest over several heads, the last to end leave little of a card idle (list scheduling: Graham 1969). But blocks
+// that run together should find what they read in the card's L2: as many heads as half of it holds, and no more than
+// bring the order close to that of all.
+inline int heads_together(const AttentionInputs& in, const AttentionShape& shape) {
+  constexpr int64_t kMost = 16;
+  if (!in.causal || shape.cu_seqlens != nullptr) return 1;
+  const int64_t head_bytes = 2 * 2 * in.width * max(in.queries, int64_t{1});  // of two tensors
+  return static_cast<int>(std::clamp<int64_t>(device_attribute(cudaDevAttrL2CacheSize) / 2 / head_bytes, 1, kMost));
+}
+
 inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape, int64_t tiles) {
   Problem problem{};
   problem.q = view_of(in.q, in.q_strides);
@@ -366,6 +400,7 @@ inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape
   problem.keys = static_cast<int>(shape.keys);
   problem.heads = static_cast<int>(in.heads);
   problem.tiles = static_cast<int>(tiles);
+  problem.together = heads_together(in, shape);
   problem.causal = in.causal;
   problem.scale = static_cast<float>(in.scale);
   problem.lengths = shape.lengths;

@@ -60,7 +60,7 @@ template <bool kDrop, int kQueries>
 __device__ __forceinline__ void weigh_by_key(const Problem& problem, const Place& place, int key, int query,
                                              const Statistics* statistics, float (&weights)[kQueries / 8][4],
                                              float (&dscores)[kQueries / 8][4]) {
-  const WeightsByKey by_key(problem, key, query, statistics);
+  const WeightsByKey by_key(problem, key, query);
   [[maybe_unused]] uint32_t columns = 0;
   using Kept = KeptByKey<kQueries>;
   [[maybe_unused]] Kept kept;
@@ -68,12 +68,13 @@ __device__ __forceinline__ void weigh_by_key(const Problem& problem, const Place
 #pragma unroll
   for (int n = 0; n < kQueries / 8; ++n) {
     if constexpr (kDrop) columns = kept.columns(n);
+    const Statistics* const two = statistics + 8 * n + 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float weight = by_key.weight(n, i, weights[n][i]);
+      const float weight = by_key.weight(n, i, weights[n][i], two[i % 2].log2_sum);
       float gradient = dscores[n][i];
       if constexpr (kDrop) gradient = Kept::kept(columns, i) ? gradient * problem.keep : 0.0f;
-      dscores[n][i] = by_key.dscore(n, i, weight, gradient);
+      dscores[n][i] = weight * (gradient - two[i % 2].delta);
       weights[n][i] = !kDrop || Kept::kept(columns, i) ? weight : 0.0f;
     }
   }

@@ -32,29 +32,18 @@ __device__ __forceinline__ Statistics load_statistics(const Problem& problem, co
   return gradients.statistics[statistics_of(problem, place, query)];
 }
 
-// How the scores of a warp's 16 keys (from `key` on) with a tile of queries (from `query` on) become weights and, with
-// dP, dS: element [n][i] of the accumulators.
+// How the scores of a warp's 16 keys (from `key` on) with a tile of queries (from `query` on) become weights: element
+// [n][i] of the accumulators.
 struct WeightsByKey {
-  const Statistics* statistics;  // of the lane's first query
   float scale;
   int hidden;  // queries of the tile before the lane's first key, from the lane's first query on
 
-  __device__ __forceinline__ WeightsByKey(const Problem& problem, int key, int query, const Statistics* of_tile)
-      : statistics(of_tile + 2 * (threadIdx.x % 4)), scale(problem.scale * kLog2E) {
+  __device__ __forceinline__ WeightsByKey(const Problem& problem, int key, int query) : scale(problem.scale * kLog2E) {
     const int lane = threadIdx.x % 32;
     hidden = problem.causal ? key + lane / 4 - query - 2 * (lane % 4) : -8;  // -8: none, of the second key neither
   }
-
-  // {log2_sum, delta} of query 8 n, and of the one after it.
-  __device__ __forceinline__ float4 two(int n) const {
-    return *reinterpret_cast<const float4*>(statistics + 8 * n);
-  }
-  __device__ __forceinline__ float weight(int n, int i, float score) const {
-    const float weight = exp2_fast(fmaf(score, scale, -(i % 2 ? two(n).z : two(n).x)));
-    return 8 * n + i % 2 < hidden + i / 2 * 8 ? 0.0f : weight;
-  }
-  __device__ __forceinline__ float dscore(int n, int i, float weight, float gradient) const {
-    return weight * (gradient - (i % 2 ? two(n).w : two(n).y));
+  __device__ __forceinline__ float weight(int n, int i, float score, float log2_sum) const {
+    return 8 * n + i % 2 < hidden + i / 2 * 8 ? 0.0f : exp2_fast(fmaf(score, scale, -log2_sum));
   }
 };
 

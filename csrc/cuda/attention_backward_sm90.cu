@@ -16,7 +16,7 @@ struct BackwardMemory {
   static constexpr int kHeldTile = tile_bytes<kWidth>(kRows), kTile = tile_bytes<kWidth>(kTileRows);
   unsigned char first[kHeldTile], second[kHeldTile];
   unsigned char firsts[kStages][kTile], seconds[kStages][kTile];
-  Statistics statistics[kStages][kTileRows];  // where the tiles are queries
+  alignas(16) float log2_sums[kStages][kTileRows], deltas[kStages][kTileRows];  // where the tiles are queries
   Barrier held_here;
   Ring<kStages> ring;
 
@@ -81,9 +81,21 @@ __device__ __forceinline__ void bring_queries(const Problem& problem, const Grad
       mine[i] = load_statistics(problem, gradients, place, row + 32 * i + lane);
     }
 #pragma unroll
-    for (int i = 0; i < kTileRows / 32; ++i) memory.statistics[stage][32 * i + lane] = mine[i];
+    for (int i = 0; i < kTileRows / 32; ++i) {
+      memory.log2_sums[stage][32 * i + lane] = mine[i].log2_sum;
+      memory.deltas[stage][32 * i + lane] = mine[i].delta;
+    }
     __syncwarp();  // whoever sees the elected lane arrive sees what all have written
     if (elected) arrive(&memory.ring.here[stage]);
+  }
+}
+
+// Of a tile's queries those of the lane, two of every eight. In one access each, and apart from one another, so that
+// both can be had before the products that they wait for.
+__device__ __forceinline__ void load_pairs(float2 (&pairs)[kTileRows / 8], const float (&of_tile)[kTileRows]) {
+#pragma unroll
+  for (int n = 0; n < kTileRows / 8; ++n) {
+    pairs[n] = *reinterpret_cast<const float2*>(&of_tile[8 * n + 2 * (threadIdx.x % 4)]);
   }
 }
 
@@ -94,7 +106,14 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
   unsigned char *const k = rows_of_group(memory.first, group), *const v = rows_of_group(memory.second, group);
   float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {};
   if (tiles > 0) wait(&memory.held_here, 0);
-  for (int tile = 0; tile < tiles; ++tile) {
+  // Under the causal mask the block's first queries see none of the second group's keys.
+  const int unseen = problem.causal ? min(group * kGroupRows / kTileRows, tiles) : 0;
+  for (int tile = 0; tile < unseen; ++tile) {
+    memory.ring.wait_here(tile);
+    clear_beyond(memory, Ring<kStages>::stage_of(tile), place.queries - start - tile * kTileRows);
+    memory.ring.release(tile);
+  }
+  for (int tile = unseen; tile < tiles; ++tile) {
     const int stage = Ring<kStages>::stage_of(tile), query = start + tile * kTileRows;
     const unsigned char *q = memory.firsts[stage], *dout = memory.seconds[stage];
     float scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
@@ -103,7 +122,9 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     clear_beyond(memory, stage, place.queries - query);
     queue_by_rows<Type, kTileRows, kWidth>(scores, k, q);
     queue_by_rows<Type, kTileRows, kWidth>(dscores, v, dout);
-    const WeightsByKey by_key(problem, key, query, memory.statistics[stage]);
+    const WeightsByKey by_key(problem, key, query);
+    float2 log2_sums[kTileRows / 8], deltas[kTileRows / 8];
+    load_pairs(log2_sums, memory.log2_sums[stage]);
     [[maybe_unused]] KeptByKey<kTileRows> kept;
     if constexpr (kDrop) {
       kept.draw(problem, flat_row(problem, place, query), key, place.head);
@@ -117,7 +138,7 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
       float used[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scores[n][i] = by_key.weight(n, i, scores[n][i]);
+        scores[n][i] = by_key.weight(n, i, scores[n][i], i % 2 ? log2_sums[n].y : log2_sums[n].x);
         used[i] = !kDrop || kept.kept(columns, i) ? scores[n][i] : 0.0f;
       }
       round_to<Type>(weights[n / 2], n % 2, used);
@@ -125,13 +146,14 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     hold(weights);
     hold(dv);
     queue_by_tile<Type, kTileRows, kWidth>(dv, weights, dout);
+    load_pairs(deltas, memory.deltas[stage]);
     multiply_wait<1>();
     hold(dscores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
       if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dscores[n][i] = by_key.dscore(n, i, scores[n][i], dscores[n][i]);
+      for (int i = 0; i < 4; ++i) dscores[n][i] = scores[n][i] * (dscores[n][i] - (i % 2 ? deltas[n].y : deltas[n].x));
       round_to<Type>(differences[n / 2], n % 2, dscores[n]);
     }
     hold(differences);
@@ -194,11 +216,11 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
                                          int tiles, BackwardMemory<kWidth>& memory, int group) {
   const int lane = threadIdx.x % 32, query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
   const float scale = problem.scale * kLog2E;
-  unsigned char *const q = rows_of_group(memory.first, group), *const dout = rows_of_group(memory.second, group);
+  unsigned char* const q = rows_of_group(memory.first, group);
   const Statistics statistics[2] = {load_statistics(problem, gradients, place, query + lane / 4),
                                     load_statistics(problem, gradients, place, query + lane / 4 + 8)};
   float dq[kWidth / 8][4] = {}, scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
-  uint32_t differences[kTileRows / 16][4];
+  uint32_t differences[kTileRows / 16][4], q_rows[kWidth / 16][4], dout_rows[kWidth / 16][4];
   const auto weigh = [&](int tile) {
     hide_unseen<kTileRows>(problem, place, query, tile * kTileRows, scores);
 #pragma unroll
@@ -221,12 +243,16 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     }
   };
 
-  if (tiles > 0) {
+  // Under the causal mask the first group's queries see none of the block's last keys.
+  const int seen = tiles_between(0, keys_seen(problem, place, place.begin + kGroupRows * (group + 1) - 1));
+  if (seen > 0) {
     wait(&memory.held_here, 0);
+    load_held<kWidth>(q_rows, q);
+    load_held<kWidth>(dout_rows, rows_of_group(memory.second, group));
     memory.ring.wait_here(0);
     clear_beyond(memory, 0, place.keys);
-    queue_by_rows<Type, kTileRows, kWidth>(scores, q, memory.firsts[0]);
-    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout, memory.seconds[0]);
+    queue_by_rows<Type, kTileRows, kWidth>(scores, q_rows, memory.firsts[0]);
+    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout_rows, memory.seconds[0]);
     multiply_wait<0>();
     hold(scores);
     hold(dscores);
@@ -234,21 +260,23 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     differentiate(draw(0));
     round_to<Type, kTileRows>(differences, dscores);
   }
-  if (tiles > 1) memory.ring.wait_here(1);
-  for (int tile = 1; tile < tiles; ++tile) {
+  if (seen > 1) memory.ring.wait_here(1);
+  for (int tile = 1; tile < seen; ++tile) {
     const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
     clear_beyond(memory, stage, place.keys - tile * kTileRows);
     hold(dq);
     hold(differences);
-    queue_by_rows<Type, kTileRows, kWidth>(scores, q, memory.firsts[stage]);
-    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout, memory.seconds[stage]);
+    hold(q_rows);
+    hold(dout_rows);
+    queue_by_rows<Type, kTileRows, kWidth>(scores, q_rows, memory.firsts[stage]);
+    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout_rows, memory.seconds[stage]);
     queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[last]);
     const KeptByQuery<kTileRows> kept = draw(tile);
     if constexpr (kDrop) end_block(&memory.held_here);
     multiply_wait<2>();
     hold(scores);
     weigh(tile);
-    if (tile + 1 < tiles) memory.ring.wait_here(tile + 1);  // and an end_block()
+    if (tile + 1 < seen) memory.ring.wait_here(tile + 1);  // and an end_block()
     multiply_wait<1>();
     hold(dscores);
     differentiate(kept);
@@ -256,16 +284,23 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     multiply_wait<0>();
     hold(dq);
     hold(differences);
+    hold(q_rows);
+    hold(dout_rows);
     memory.ring.release(tile - 1);
     round_to<Type, kTileRows>(differences, dscores);
   }
-  if (tiles > 0) {
+  if (seen > 0) {
     hold(dq);
     hold(differences);
-    queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[Ring<kStages>::stage_of(tiles - 1)]);
+    queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[Ring<kStages>::stage_of(seen - 1)]);
     multiply_wait<0>();
     hold(dq);
     hold(differences);
+  }
+  for (int tile = seen; tile < tiles; ++tile) {
+    memory.ring.release(tile - 1);
+    memory.ring.wait_here(tile);
+    clear_beyond(memory, Ring<kStages>::stage_of(tile), place.keys - tile * kTileRows);
   }
   sync_group(group);  // its queries are scratch memory now
   const float factor[2] = {problem.scale, problem.scale};

@@ -123,6 +123,31 @@ __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], cons
   multiply_commit();
 }
 
+// The same for a left side in registers, as load_held() brings it from rows_of_group() of a tile of kRows rows. wgmma
+// reads a left side in shared memory anew for every product; with 64 columns that takes as long as reading the tile.
+template <int kWidth>
+__device__ __forceinline__ void load_held(uint32_t (&left)[kWidth / 16][4], const unsigned char* rows) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  const uint32_t first = shared_address(rows) + row * kRowBytes + 16 * (lane / 16 ^ row % 8);
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) {
+    const int bytes = 32 * k;
+    load_matrices(left[k], (first ^ bytes % kRowBytes) + bytes / kRowBytes * (kRows * kRowBytes));
+  }
+}
+template <typename Type, int kCount, int kWidth>
+__device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&left)[kWidth / 16][4],
+                                              const unsigned char* tile) {
+  multiply_fence();
+#pragma unroll
+  for (int column = 0; column < kWidth; column += 16) {
+    const int box = column / kBoxColumns * kRowBytes, within = column % kBoxColumns * 2;
+    multiply_tiles(Type{}, sums, left[column / 16], tile_descriptor(tile + box * kCount + within, 0, kEightRows),
+                   column > 0);
+  }
+  multiply_commit();
+}
+
 // Queue sums[64, kWidth] += left[64, kCount] tile, for a left side in registers.
 template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], const uint32_t (&left)[kCount / 16][4],
@@ -156,11 +181,8 @@ __device__ __forceinline__ void round_to(uint32_t (&left)[kCount / 16][4], const
 inline bool is_hopper() {
   const char* wanted = std::getenv("AURA_CUDA_ISA");
   if (wanted != nullptr && std::strcmp(wanted, "sm_80") == 0) return false;
-  int device = 0, major = 0, minor = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
-         minor == 0;
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
 // The axes of a tensor but the innermost, from the inside out as a tensor map wants them. What strides axes of one

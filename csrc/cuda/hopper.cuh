@@ -188,6 +188,22 @@ __device__ __forceinline__ void multiply_tiles(Half, float (&d)[16][4], uint64_t
   AURA_MULTIPLY_128_TILES("f16");
 }
 
+// The same with a in registers, N 64.
+#define AURA_MULTIPLY_REGISTERS(type)                                                             \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                  \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" AURA_LIST_32 "}, " \
+               "{%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}\n"                                    \
+               : AURA_SUMS_32                                                                     \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+__device__ __forceinline__ void multiply_tiles(BFloat, float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                               bool accumulate) {
+  AURA_MULTIPLY_REGISTERS("bf16");
+}
+__device__ __forceinline__ void multiply_tiles(Half, float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                               bool accumulate) {
+  AURA_MULTIPLY_REGISTERS("f16");
+}
+
 // d[64, N] += a[64, 16] b[16, N]: a in registers, b by descriptor, its rows along d's ("MN-major").
 #define AURA_MULTIPLY_BY_VALUES(columns, type, list, sums, a0, a1, a2, a3, b_place)                               \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" list "}, {%" a0 ", %" a1 \
@@ -218,6 +234,7 @@ __device__ __forceinline__ void multiply_by_values(Half, float (&d)[16][4], cons
 #undef AURA_MULTIPLY_TILES
 #undef AURA_MULTIPLY_64_TILES
 #undef AURA_MULTIPLY_128_TILES
+#undef AURA_MULTIPLY_REGISTERS
 #undef AURA_MULTIPLY_BY_VALUES
 #undef AURA_MULTIPLY_BY_64_VALUES
 #undef AURA_MULTIPLY_BY_128_VALUES

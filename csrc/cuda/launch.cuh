@@ -18,6 +18,14 @@ inline dim3 grid_of(int64_t x, int64_t y = 1) {
   return dim3(static_cast<unsigned>(std::min<int64_t>(x, INT_MAX)), static_cast<unsigned>(std::min<int64_t>(y, 65535)));
 }
 
+// What the current device has of something; 0 where it does not say.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  return known ? value : 0;
+}
+
 // Whether every tensor begins on 16 bytes.
 inline bool aligned(std::initializer_list<const void*> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {

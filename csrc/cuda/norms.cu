@@ -442,13 +442,14 @@ dim3 block_of(int64_t columns, int elements) {
   return dim3(warps * kWarp, warps == 1 ? kWarpRows : 1);
 }
 
-// Enough blocks to fill any card a few times over, so that the last ones to run leave little of it idle; and each with
-// rows enough for its partial sums to be little beside them. Of these as few as take no longer. Reckoned for blocks of
-// 16-bit rows, whatever they are.
+// As many blocks as a card can run at once, which is as many as its registers hold: they begin and end together. Fewer
+// where each would have too few rows for its partial sums to be little beside them. Reckoned for blocks of 16-bit rows,
+// whatever they are.
 int64_t partials(int64_t rows, int64_t columns) {
-  constexpr int64_t kThreadsInAll = 131072, kFewestTurns = 4;
+  constexpr int64_t kThreadsAtOnce = 512, kFewestTurns = 4;  // of a multiprocessor, at 128 registers each
   const dim3 block = block_of(columns, elements_of(columns, 8));
-  const int64_t most = kThreadsInAll / (block.x * block.y);
+  const int64_t threads = device_attribute(cudaDevAttrMultiProcessorCount) * kThreadsAtOnce;
+  const int64_t most = std::max<int64_t>(1, threads / (block.x * block.y));
   const int64_t turns = std::max(kFewestTurns, ceil_div(rows, most * block.y));
   return ceil_div(rows, turns * block.y);
 }

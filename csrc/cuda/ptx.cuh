@@ -31,19 +31,19 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// 9.7.14.5.15 ldmatrix: four 8 x 8 matrices of 16-bit values. Lane l gives the address of row l % 8 (16 bytes) of
-// matrix l / 8, and receives in r[m] the values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix m; of its transpose
+// 9.7.14.5.15 ldmatrix: four 8 x 8 matrices of 16-bit values. Lane l gives the shared_address() of row l % 8 (16 bytes)
+// of matrix l / 8, and receives in r[m] the values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix m; of its transpose
 // the same.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 

@@ -115,6 +115,7 @@ void commit_multiplications();
 void wait_for_multiplications(int pending);
 // In the shared window, which does not begin at 0; and a stride that a descriptor can hold.
 uint32_t shared_address(const void* pointer);
+const unsigned char* shared_pointer(uint32_t address, uint32_t bytes, const char* what);
 uint32_t descriptor_stride(int bytes);
 
 // Whether no assertion has failed. One that fails ends the launch.
@@ -190,6 +191,7 @@ enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorAssert =
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,

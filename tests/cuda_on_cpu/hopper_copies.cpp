@@ -78,6 +78,10 @@ uint32_t offset_of(uint32_t address, uint32_t bytes, const char* what) {
   return address - kWindow;
 }
 
+const unsigned char* shared_pointer(uint32_t address, uint32_t bytes, const char* what) {
+  return block->shared + offset_of(address, bytes, what);
+}
+
 uint32_t shared_address(const void* pointer) {
   const auto offset = static_cast<const unsigned char*>(pointer) - block->shared;
   if (offset < 0 || offset >= static_cast<ptrdiff_t>(block->shared_bytes)) fail("a pointer outside shared memory");

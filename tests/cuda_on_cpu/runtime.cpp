@@ -279,6 +279,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const int sm = given ? std::atoi(given) : 86;
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = 3; break;
+    case cudaDevAttrL2CacheSize: *value = 192 << 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (sm == 90 ? 227 : sm == 80 ? 163 : 99) * 1024; break;
     case cudaDevAttrComputeCapabilityMajor: *value = sm / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = sm % 10; break;

@@ -83,6 +83,10 @@ void multiply_tiles(Type, float (&d)[kCount][4], uint64_t a, uint64_t b, bool ac
   static_assert(kCount == 8 || kCount == 16, "64 or 128 columns");
   emulated::multiply_later({a, b, 8 * kCount, false, false, accumulate, detail::wide_of<Type>}, &d[0][0], nullptr);
 }
+template <typename Type>
+void multiply_tiles(Type, float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  emulated::multiply_later({0, b, 64, true, false, accumulate, detail::wide_of<Type>}, &d[0][0], a);
+}
 template <typename Type, int kCount>
 void multiply_by_values(Type, float (&d)[kCount][4], const uint32_t (&a)[4], uint64_t b) {
   static_assert(kCount == 8 || kCount == 16, "64 or 128 columns");

@@ -8,6 +8,7 @@
 namespace aura {
 namespace cuda {
 
+inline uint32_t shared_address(const void* pointer) { return emulated::shared_address(pointer); }
 inline unsigned char* shared_memory() { return emulated::shared_memory(); }
 
 inline void copy_async_16(void* shared, const void* global, int bytes = 16) {
@@ -65,9 +66,9 @@ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
     d[i] += sum;
   }
 }
-inline void load(uint32_t (&r)[4], const void* row, bool transposed, const char* name) {
-  if (reinterpret_cast<uintptr_t>(row) % 16) std::abort();
-  const auto rows = emulated::exchange(~0u, name, static_cast<const unsigned char*>(row));
+inline void load(uint32_t (&r)[4], uint32_t row, bool transposed, const char* name) {
+  if (row % 16) std::abort();
+  const auto rows = emulated::exchange(~0u, name, emulated::shared_pointer(row, 16, name));
   const int lane = emulated::thread().lane, first = lane / 4, second = 2 * (lane % 4);
   for (int m = 0; m < 4; ++m) {
     const uint32_t low = transposed ? at(rows[8 * m + second], first) : at(rows[8 * m + first], second);
@@ -78,8 +79,8 @@ inline void load(uint32_t (&r)[4], const void* row, bool transposed, const char*
 }
 }  // namespace detail
 
-inline void load_matrices(uint32_t (&r)[4], const void* row) { detail::load(r, row, false, "ldmatrix"); }
-inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+inline void load_matrices(uint32_t (&r)[4], uint32_t row) { detail::load(r, row, false, "ldmatrix"); }
+inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
   detail::load(r, row, true, "ldmatrix.trans");
 }
 
