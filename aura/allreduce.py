@@ -8,8 +8,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend
-from aura.errors import TrainingFault
-from aura.models import gpt
+from aura.errors import TrainingFault, agreed
 
 SIZES = [4**power << 10 for power in range(9)]  # bytes, 1 KB to 64 MB
 LONGEST_SECONDS = 15.0  # a size that is expected to take longer is not tried, unless another limit is given
@@ -56,11 +55,9 @@ def _timed(dist, tensor):
     results = dist.gather_objects((seconds, bool((tensor == right).all())))
     wrong = [rank for rank, (_, good) in enumerate(results) if not good]
     if wrong:
-        problem = TrainingFault(f"all_reduce de {tensor.numel() * 4} bytes suma mal en los rangos "
-                                f"{', '.join(map(str, wrong))}: la red o el backend {dist.backend} corrompen los "
-                                "datos; pruebe con --backend gloo")
-        problem.same_everywhere = True
-        raise problem
+        raise agreed(TrainingFault, f"all_reduce de {tensor.numel() * 4} bytes suma mal en los rangos "
+                                    f"{', '.join(map(str, wrong))}: la red o el backend {dist.backend} corrompen los "
+                                    "datos; pruebe con --backend gloo")
     return max(seconds for seconds, _ in results)
 
 
@@ -119,15 +116,3 @@ def in_turn(parameters, products=None, before=0):
         done += part
         found.append((elements, done / total))
     return found[::-1]
-
-
-def of_gpt(config):
-    """`gradients` of buckets() of a gpt.GPT: backward begins with the head, whose weights are the embedding's, to which
-    both ends of the model add; so their gradient, of the first parameter, is complete last."""
-    with torch.device("meta"):
-        model = gpt.GPT(config)
-    inside = {id(parameter) for parameter in model.h.parameters()}
-    parameters = list(model.parameters())
-    return in_turn([parameter.numel() for parameter in parameters],
-                   [parameter.numel() if id(parameter) in inside else 0 for parameter in parameters],
-                   before=config.vocab_size * config.n_embd)

@@ -22,6 +22,7 @@ NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens 
 
 
 def local_device(local_rank):
+    """The process's device, made the current one: a card by its number on this machine, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -200,10 +201,10 @@ def _nccl_probe_child(rank, world_size, local_rank, address, port):
     c10d.destroy_process_group()
 
 
-def check_all_reduce(rank, world_size, device, group=None):
+def check_all_reduce(rank, world_size, device):
     """Sum a vector over all ranks and check every value. Raises RuntimeError on a wrong sum; returns the sum."""
     vector = torch.arange(1024, device=device, dtype=torch.float32) + rank
-    c10d.all_reduce(vector, group=group)
+    c10d.all_reduce(vector)
     right = torch.arange(1024, dtype=torch.float32) * world_size + world_size * (world_size - 1) / 2
     if not torch.equal(vector.cpu(), right):
         raise RuntimeError(f"all_reduce ha dado {vector[0].item()} en vez de {right[0].item()}")

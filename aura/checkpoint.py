@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from aura.distributed import is_communication_error
-from aura.errors import TrainingFault, UserError
+from aura.errors import TrainingFault, UserError, first_line
 from aura.files import atomic_write, explain, remove_partials, set_aside, write_bytes
 from aura.sharding import whole
 
@@ -61,10 +61,6 @@ def found(directory):
     return sorted(paths, key=lambda path: (step_of(path), path.stat().st_mtime_ns), reverse=True)
 
 
-def _first_line(problem):
-    return (str(problem).splitlines() or [type(problem).__name__])[0][:120]
-
-
 def damage(path):
     """None when every record of the archive is whole and torch finds it, else a Spanish phrase that says what is wrong.
 
@@ -83,7 +79,7 @@ def damage(path):
     except OSError as problem:
         return explain(problem)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError) as problem:
-        return f"el archivo está incompleto o dañado ({_first_line(problem)})"
+        return f"el archivo está incompleto o dañado ({first_line(problem)})"
     return None
 
 
@@ -110,7 +106,7 @@ def _load(path, **how):
         return state
     except (RuntimeError, LookupError, ValueError, EOFError, OSError) as problem:
         raise UserError(f"{str(path)!r} no es un punto de control de este proyecto "
-                        f"({_first_line(problem)})") from problem
+                        f"({first_line(problem)})") from problem
     except Exception as problem:  # pickle.UnpicklingError, whose text weights_only fills with advice not meant for us
         raise UserError(f"{str(path)!r} contiene objetos que no son tensores ni valores simples: no se carga"
                         ) from problem
@@ -133,7 +129,7 @@ def save_file(path, state):
         try:
             torch.save(state, writer)
         except RuntimeError as problem:  # torch reports a full disk as a RuntimeError of its archive writer
-            raise writer.problem or OSError(str(problem).splitlines()[0]) from problem
+            raise writer.problem or OSError(first_line(problem)) from problem
 
 
 class _Remembering:
@@ -272,9 +268,9 @@ class Checkpointer:
                 raise
             if self.dist.sharded:  # the other ranks have given their parts and will not do so again
                 raise TrainingFault("en la memoria del proceso 0 no cabe una copia del estado entero "
-                                    f"({str(problem).splitlines()[0][:80]})") from problem
+                                    f"({first_line(problem)})") from problem
             self.dist.print_each("Aviso: no cabe una copia del estado en la memoria "
-                                 f"({str(problem).splitlines()[0][:80]}): el entrenamiento esperará a que se guarde "
+                                 f"({first_line(problem)}): el entrenamiento esperará a que se guarde "
                                  "cada punto de control.")
             self.host = None
             self._write(files)

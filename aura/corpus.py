@@ -1,6 +1,7 @@
 """Documents, one at a time and in bounded memory: from files, from the Hub, from the built-in sample."""
 
 import codecs
+import contextlib
 import gzip
 import hashlib
 import itertools
@@ -184,7 +185,7 @@ def _unpacked(path, size):
         return size
 
 
-def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):
+def open_corpus(name, max_tokens=None, flag="--dataset-name"):
     """The Corpus called `name`: 'muestra', one of HUB, a path to a file or folder, or owner/name[:configuration] on the
     Hub. flag: the argument that error messages name.
 
@@ -192,9 +193,8 @@ def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):
     """
     if name == SAMPLE_NAME:
         size = SAMPLE_BYTES if max_tokens is None else max(SAMPLE_BYTES, 8 * max_tokens)
-        return Corpus(name, {"kind": "muestra", "seed": seed, "bytes": size}, size)
-    path = path_called(name, f"{flag} {name!r}")
-    on_hub = None if path.parent.is_dir() else HUB_NAME.fullmatch(name)  # a slip in a path must not wait for the Hub
+        return Corpus(name, {"kind": "muestra", "seed": 0, "bytes": size}, size)
+    path, on_hub = find(name, f"{flag} {name!r}")
     if name in HUB or on_hub:
         repository, configuration = HUB.get(name) or on_hub.groups()
         return Corpus(_plain_name(name), {"kind": "hub", "repository": repository, "configuration": configuration})
@@ -208,6 +208,12 @@ def open_corpus(name, seed=0, max_tokens=None, flag="--dataset-name"):
         raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                         "permisos o sáquelo de la carpeta") from problem
     return Corpus(_folder_name(path), source, sum(source["bytes"]))
+
+
+def find(name, named):
+    """(path_called(), match of HUB_NAME or None): a slip in a path must not wait for the Hub."""
+    path = path_called(name, named)
+    return path, None if path.parent.is_dir() else HUB_NAME.fullmatch(name)
 
 
 def path_called(name, named):
@@ -403,15 +409,10 @@ def _running_documents(lines, path, damage):
 
 def _hub_documents(source, place, rank, world_size):
     """Yield (document, place) of a repository on the Hub; the place is the state of its IterableDataset."""
-    try:
-        import datasets
-        from datasets.distributed import split_dataset_by_node
-    except ImportError as problem:
-        raise UserError("para leer corpus de Hugging Face falta el paquete «datasets»: instálelo con "
-                        "`pip install datasets`, o dé la ruta de un fichero de texto") from problem
-    datasets.disable_progress_bars()
     where = source["repository"]
-    try:
+    with hub_reading(where, "corpus", "un fichero de texto") as datasets:
+        from datasets.distributed import split_dataset_by_node
+
         rows = datasets.load_dataset(where, source["configuration"], split="train", streaming=True)
         rows = split_dataset_by_node(rows, rank, world_size)
         if place:
@@ -425,10 +426,24 @@ def _hub_documents(source, place, rank, world_size):
                 text = "\n".join(part["text"] if isinstance(part, dict) else part for part in text)
             if text.strip():
                 yield text, rows.state_dict()
+
+
+@contextlib.contextmanager
+def hub_reading(repository, what, instead):
+    """The package datasets, for a block that reads `repository`: its failures become UserErrors. what, instead: Spanish
+    for what is read, and for the file that would do as well."""
+    try:
+        import datasets
+    except ImportError as problem:
+        raise UserError(f"para leer {what} de Hugging Face falta el paquete «datasets»: instálelo con "
+                        f"`pip install datasets`, o dé la ruta de {instead}") from problem
+    datasets.disable_progress_bars()
+    try:
+        yield datasets
     except UserError:
         raise
     except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
         line = " ".join(str(problem).split())  # which configurations there are comes after the first line
-        raise UserError(f"no se puede leer {where!r} de Hugging Face ({type(problem).__name__}: {line[:240]}): "
+        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({type(problem).__name__}: {line[:240]}): "
                         "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
-                        "dé la ruta de un fichero de texto") from problem
+                        f"dé la ruta de {instead}") from problem

@@ -61,12 +61,12 @@ def pad(text, width, right):
     return blanks + text if right else text + blanks
 
 
-def flow(pieces, width, between=" | "):
+def flow(pieces, width):
     """Lines of at most `width` cells that hold the pieces in order, broken between them only; a piece that is wider
     than a line is clipped."""
     lines = []
     for piece in pieces:
-        longer = f"{lines[-1]}{between}{piece}" if lines else ""
+        longer = f"{lines[-1]} | {piece}" if lines else ""
         if lines and width_of(longer) <= width:
             lines[-1] = longer
         else:

@@ -352,9 +352,9 @@ def _cards(run, samples):
     return found
 
 
-def _often(count, limits, noun="muestras"):
+def _often(count, limits):
     """'7 de 8 muestras' where that is often enough, else None."""
-    return f"{count} de {limits.windows} {noun}" if count >= limits.hits else None
+    return f"{count} de {limits.windows} muestras" if count >= limits.hits else None
 
 
 def _throttled(run, samples):

@@ -25,7 +25,7 @@ import torch.distributed as c10d
 from aura import backend as backends
 from aura import placement, sharding
 from aura.backend import within
-from aura.errors import PeerLost, TrainingFault, UserError
+from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.launch import LISTENED
 
 POLL_SECONDS = 0.2
@@ -61,6 +61,7 @@ class Session:
     machines: list = field(default_factory=list)  # the address of every rank's machine
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
+    turns: int = 0  # of run_on_main
     broken: bool = False  # peer_lost() was called: no collective will ever end again
     mesh: object = None  # the group as shards know it
     launch: str = field(default_factory=lambda: os.environ.get(LISTENED) or uuid.uuid4().hex)
@@ -167,8 +168,8 @@ class Session:
         """
         if not self.grouped:
             return work()
-        self._turn = getattr(self, "_turn", 0) + 1
-        key = f"main/{self._turn}"
+        self.turns += 1
+        key = f"main/{self.turns}"
         if self.main:
             try:
                 result = work()
@@ -183,9 +184,7 @@ class Session:
             time.sleep(POLL_SECONDS)
         answer = json.loads(self.store.get(key))
         if "error" in answer:
-            problem = UserError(f"el rango 0 se ha detenido: {answer['error']}")
-            problem.same_everywhere = True
-            raise problem
+            raise agreed(UserError, f"el rango 0 se ha detenido: {answer['error']}")
         return answer["result"]
 
     def _stored(self, key):
@@ -215,10 +214,9 @@ class Session:
         if told := self.failure():
             self.failed = told[:1]
             return PeerLost(f"otro proceso se ha detenido: rango {told[0]}: {told[1]}")
-        lines = str(problem).strip().splitlines() or [type(problem).__name__]
         return PeerLost(f"se ha perdido la comunicación con otro proceso{self._silent_ranks()} (espera máxima "
                         f"{self.timeout:g} s): compruebe que todas las máquinas siguen encendidas y en red; lo que "
-                        f"dijo la red: {lines[0][:160]}")
+                        f"dijo la red: {first_line(problem)}")
 
     def _silent_ranks(self):
         """A phrase that names the ranks that do not answer at the store after a collective has failed."""
@@ -300,12 +298,12 @@ def session(args, before_group=None):
     """
     sharded, method = getattr(args, "fsdp", False), getattr(args, "sync", "auto")
     if sharded and method in ("fp16", "diloco"):
-        raise sharding.agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte "
+        raise agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte "
                                           "entre todos; quite --sync, o fsdp")
     useless = sorted({"sync_every", "sync_lr", "sync_momentum"} & set(getattr(args, "given", ())))
     if useless and method in ("ddp", "fp16"):
         flags = ", ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in useless)
-        raise sharding.agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite "
+        raise agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite "
                                           "lo uno o lo otro")
     place = placement.find(args)
     backends.limit_threads()
@@ -436,7 +434,7 @@ def _require_same(peers):
     if differing:
         told = "; ".join(f"--{name.replace('_', '-')} es {first.get(name)} en el rango 0 y {value} en el rango {rank}"
                          for name, (rank, value) in sorted(differing.items()))
-        raise sharding.agreed(UserError, f"{told}: lance todos los procesos con las mismas opciones")
+        raise agreed(UserError, f"{told}: lance todos los procesos con las mismas opciones")
 
 
 def _settle(dist, place, peers):

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 
 from aura import allreduce, backend, dashboard, diagnosis, distributed, facts, forecast, links, verdict
-from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError
+from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError, agreed
 from aura.findings import named
 
 MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gathered than rank 0 does for them
@@ -41,10 +41,8 @@ def examine(args):
     problems = exam.close()
     if not problems:
         return EXIT_OK
-    problem = TrainingFault(f"problemas encontrados: {problems}" + ("" if exam.rank == 0 else
-                                                                  "; los dice la consola del rango 0"))
-    problem.same_everywhere = True
-    raise problem
+    raise agreed(TrainingFault, f"problemas encontrados: {problems}" + ("" if exam.rank == 0 else
+                                                                       "; los dice la consola del rango 0"))
 
 
 class Examination:

@@ -20,3 +20,15 @@ class TrainingFault(Exception):
 
 class PeerLost(TrainingFault):
     """Another process is gone, or has said why it stops."""
+
+
+def agreed(kind, text):
+    """A problem that every rank finds, for one of them to tell."""
+    problem = kind(text)
+    problem.same_everywhere = True
+    return problem
+
+
+def first_line(problem, most=160):
+    """The first line of what an exception says, its type where it says nothing."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:most]

@@ -71,7 +71,7 @@ def rows(curve, speed):
     found = []
     for name, config in gpt.PRESETS.items():
         compute = SEQUENCES * config.seq_len * config.flops_per_token() / flops
-        gradients = allreduce.of_gpt(config)
+        gradients = of_gpt(config)
         waiting = allreduce.step_seconds(curve, gradients, BACKWARD * compute)
         found.append({"preset": name, "gradient_mb": 4e-6 * config.parameters(),
                       "communication_s": allreduce.step_seconds(curve, gradients), "waiting_s": waiting,
@@ -102,3 +102,15 @@ def _advice(row):
     if row["accumulate"] == 1:
         return "la red no frena"
     return f"--grad-accum {row['accumulate']}, o --batch-size {SEQUENCES * row['accumulate']} si cabe"
+
+
+def of_gpt(config):
+    """`gradients` of allreduce.buckets() of a gpt.GPT: backward begins with the head, whose weights are the
+    embedding's, to which both ends of the model add; so their gradient, of the first parameter, is complete last."""
+    with torch.device("meta"):
+        model = gpt.GPT(config)
+    inside = {id(parameter) for parameter in model.h.parameters()}
+    parameters = list(model.parameters())
+    products = [parameter.numel() if id(parameter) in inside else 0 for parameter in parameters]
+    return allreduce.in_turn([parameter.numel() for parameter in parameters], products,
+                             before=config.vocab_size * config.n_embd)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from aura import cgroup
 from aura.clock import Clock, Window
+from aura.errors import first_line
 from aura.files import PARTIAL_SUFFIX, explain
 from aura.processes import pid_namespace
 
@@ -114,7 +115,7 @@ def beating(log_dir, dist):
         yield clock
         teller.ended = clock.ended or "completo"
     except BaseException as problem:
-        teller.ended = (str(problem).splitlines() or [""])[0][:200] or type(problem).__name__
+        teller.ended = first_line(problem)
         teller.failed = not isinstance(problem, SystemExit | KeyboardInterrupt)
         raise
     finally:
@@ -169,7 +170,7 @@ class _Teller:
             self._tell("disk", f"no se puede escribir en {str(self.folder)!r} ({explain(problem)})")
         except Exception as problem:  # c10d raises RuntimeErrors of several kinds; no beat is worth a training
             self.store, self.remote = None, []
-            self._tell("store", str(problem).splitlines()[0][:160] if str(problem) else type(problem).__name__)
+            self._tell("store", first_line(problem))
 
     def _tell(self, what, reason):
         if what not in self.told and not self.over.is_set():

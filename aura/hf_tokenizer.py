@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from aura.errors import UserError
+from aura.errors import UserError, first_line
 
 SPACE = "▁"  # U+2581, how SentencePiece writes a space inside a piece
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
@@ -44,7 +44,7 @@ class HuggingFaceTokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(self.model.decode("utf-8"))
         except Exception as problem:  # the package raises bare Exception for whatever it cannot read
-            raise UserError(f"el tokenizer.json no es válido ({str(problem).splitlines()[0]})") from problem
+            raise UserError(f"el tokenizer.json no es válido ({first_line(problem)})") from problem
         self._tokenizer.encode_special_tokens = True
         self._ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._ids.values()) + 1

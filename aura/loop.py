@@ -16,7 +16,7 @@ from aura import backend, console, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
-from aura.errors import TrainingFault, UserError
+from aura.errors import TrainingFault, UserError, agreed
 from aura.files import explain
 from aura.signals import orderly_stop
 from aura.sync import Exact
@@ -237,8 +237,8 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
     progress.faults, progress.recovered = progress.faults + 1, progress.step
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
         times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
-        raise _agreed_fault(f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble}){times}; "
-                            "pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
+        raise agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
+                                    f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
     if policy.nan_policy == "skip":
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return
@@ -264,12 +264,6 @@ def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialis
     dist.broadcast_weights(module)
     average.load(state and state.get("ema"))
     return came_from
-
-
-def _agreed_fault(text):
-    fault = TrainingFault(text)
-    fault.same_everywhere = True
-    return fault
 
 
 @contextlib.contextmanager

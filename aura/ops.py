@@ -150,14 +150,13 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
                  scale=scale).transpose(1, 2)
 
 
-def attention_packed(qkv, **options):
+def attention_packed(qkv, *, causal=True, scale=None, dropout=0.0, lengths=None, cu_seqlens=None, rows_apart=False):
     """attention() of one projection [B, T, 3, H, D] with q, k and v side by side, not copied. Returns [B, T, H, D]."""
-    options = {"causal": True, "scale": None, "dropout": 0.0, "lengths": None, "cu_seqlens": None, **options}
-    if not _takes_heads(qkv, options["causal"], options["cu_seqlens"]):
-        return attention(*qkv.unbind(2), **options)
-    options.pop("rows_apart", None)
-    options["scale"] = qkv.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
-    return _fused.attention.attention_packed(qkv, seed=_seed(options["dropout"]), **options)
+    if not _takes_heads(qkv, causal, cu_seqlens):
+        return attention(*qkv.unbind(2), causal=causal, scale=scale, dropout=dropout, lengths=lengths,
+                         cu_seqlens=cu_seqlens, rows_apart=rows_apart)
+    scale = qkv.shape[-1] ** -0.5 if scale is None else scale
+    return _fused.attention.attention_packed(qkv, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
 
 
 def _heads_first(*tensors):

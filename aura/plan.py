@@ -328,9 +328,9 @@ def device_flops(device, precision):
     return report.peak_flops(backend.device_name(device), precision)
 
 
-def measured_flops(precision="fp32", size=512, seconds=0.3):
+def measured_flops(precision="fp32", seconds=0.3):
     """FLOP/s of matrix products of this CPU, the best of those that fit into `seconds`."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype, size = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision], 512
     a = torch.ones(size, size, dtype=dtype)
     best, end = math.inf, time.perf_counter() + seconds
     while time.perf_counter() < end:

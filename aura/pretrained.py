@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from aura.errors import UserError
+from aura.errors import UserError, first_line
 from aura.files import explain, write_bytes, write_json
 from aura.models.bert import BertConfig
 
@@ -133,7 +133,7 @@ def read_tensors(path):
         raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors") from problem
     except (SafetensorError, OSError, ValueError, RuntimeError) as problem:
         raise UserError(f"--model: {str(path)!r} está incompleto o no es un fichero safetensors "
-                        f"({str(problem).splitlines()[0][:120]}): cópielo otra vez") from problem
+                        f"({first_line(problem)}): cópielo otra vez") from problem
     return {_today(name): tensor for name, tensor in tensors.items()}
 
 

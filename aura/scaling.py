@@ -15,6 +15,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend, optim, sharding
+from aura.errors import UserError, first_line
 from aura.files import write_json
 
 FILE = "benchmark.json"
@@ -28,13 +29,17 @@ def setting(args, config, device):
 
 
 def recorded(args, config, device):
-    """{number of processes: figures} measured before with the same setting."""
+    """{number of processes: figures} measured before with the same setting. Raises UserError for a damaged file."""
+    path = Path(args.log_dir, FILE)
     try:
-        kept = json.loads(Path(args.log_dir, FILE).read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {int(processes): figures for processes, figures in kept.items()
+                if figures["setting"] == setting(args, config, device)}
     except FileNotFoundError:
         return {}
-    return {int(processes): figures for processes, figures in kept.items()
-            if figures["setting"] == setting(args, config, device)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+        raise UserError(f"{str(path)!r} no se puede leer o está dañado ({first_line(problem)}): bórrelo, y mida otra "
+                        "vez con --benchmark") from problem
 
 
 def benchmark(args, dist, loader, precision, config, module, loss_fn):

@@ -12,7 +12,7 @@ import warnings
 import torch
 import torch.distributed as c10d
 
-from aura.errors import TrainingFault, UserError
+from aura.errors import TrainingFault, UserError, agreed
 from aura.exchange import average_rows
 
 GATHER = getattr(c10d, "all_gather_single", c10d.all_gather_into_tensor)  # as torch 2.13 calls them
@@ -85,13 +85,6 @@ def check_average(dist, mesh):
         raise agreed(TrainingFault, f"el grupo {dist.backend} no promedia bien los gradientes de --fsdp (ha dado "
                                      f"{found.flatten()[0].item():g} en vez de {right:g}): actualice torch, o quite "
                                      "--fsdp")
-
-
-def agreed(kind, text):
-    """A problem that every rank finds, for one of them to tell."""
-    problem = kind(text)
-    problem.same_everywhere = True
-    return problem
 
 
 def in_step(batches, dist):

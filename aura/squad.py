@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aura.corpus import HUB_NAME, SAMPLE_NAME, path_called
+from aura.corpus import SAMPLE_NAME, find, hub_reading
 from aura.errors import UserError
 from aura.files import explain
 
@@ -88,8 +88,7 @@ def open_data(name, flag="--dataset"):
     training examples without an answer that can be found are left out, as `split` does otherwise. Raises UserError for
     what cannot be read and where no question is left.
     """
-    path = path_called(name, f"{flag} {name!r}")
-    on_hub = None if path.parent.is_dir() else HUB_NAME.fullmatch(name)  # a slip in a path must not wait for the Hub
+    path, on_hub = find(name, f"{flag} {name!r}")
     if name == SAMPLE_NAME:
         train, problems = read(SAMPLE)
         return train, None, problems
@@ -252,19 +251,8 @@ def _from_file(path, problems):
 
 def _from_hub(repository, configuration, problems):
     """[training, validation or None] examples of a data set on the Hub with the columns of `rajpurkar/squad`."""
-    try:
-        import datasets
-    except ImportError as problem:
-        raise UserError("para leer preguntas de Hugging Face falta el paquete «datasets»: instálelo con "
-                        "`pip install datasets`, o dé la ruta de un .json de SQuAD v1.1") from problem
-    datasets.disable_progress_bars()
-    try:
+    with hub_reading(repository, "preguntas", "un .json de SQuAD v1.1") as datasets:
         tables = dict(datasets.load_dataset(repository, configuration))
-    except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
-        line = " ".join(str(problem).split())
-        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({type(problem).__name__}: {line[:240]}): "
-                        "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
-                        "dé la ruta de un .json de SQuAD v1.1") from problem
     names = ["train", "validation"] if "train" in tables else sorted(tables)[:1]
     parts = [_examples(_from_table(tables[name], f"{repository}: {name}", problems), problems, repository)
              for name in names if name in tables]

@@ -14,7 +14,7 @@ from aura import backend, checkpoint, loop, pace, report, sharding, sync
 from aura import tokenizer as tokenizers
 from aura.diloco import DiLoCo
 from aura.ema import Average
-from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
 from aura.files import hold, require_writable_directory
 from aura.output import plain_arguments, versions
 
@@ -173,7 +173,7 @@ def synchronise(dist, module, synced):
         if not same:  # the same seed gives other numbers on other processors
             dist.broadcast_weights(module)
             if not _same_everywhere(dist, module):
-                raise sharding.agreed(TrainingFault, "los pesos no son iguales en todos los procesos aunque el 0 los "
+                raise agreed(TrainingFault, "los pesos no son iguales en todos los procesos aunque el 0 los "
                                                      "ha enviado: la red o una de las máquinas corrompe los datos")
     if not same:
         synced.retreat()

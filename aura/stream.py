@@ -28,7 +28,7 @@ import torch
 from aura import dataset
 from aura import tokenizer as tokenizers
 from aura.corpus import Corpus
-from aura.errors import UserError
+from aura.errors import UserError, agreed
 from aura.files import explain, require_writable_directory, write_bytes
 from aura.tokens import permute
 
@@ -174,9 +174,7 @@ class StreamLoader:
         problems = [(rank, text) for rank, text in enumerate(self._dist.gather_objects(problem)) if text]
         if problems:
             self.close()
-            error = UserError(f"rango {problems[0][0]}: {problems[0][1]}" if self._dist.grouped else problem)
-            error.same_everywhere = True
-            raise error
+            raise agreed(UserError, f"rango {problems[0][0]}: {problems[0][1]}" if self._dist.grouped else problem)
 
     def next(self) -> torch.Tensor:
         """The next micro-batch, int64 [batch_size, T+1] on the device, a new tensor: inputs batch[:, :-1], targets

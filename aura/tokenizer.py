@@ -17,7 +17,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from aura import cgroup, hf_tokenizer
-from aura.errors import UserError
+from aura.errors import UserError, first_line
 from aura.files import explain, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
@@ -258,8 +258,8 @@ def _from_hub(name, named):
     except UserError:
         raise
     except Exception as problem:  # the network, the Hub and its cache fail in dozens of ways
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise UserError(f"{named}: no es un fichero ni una carpeta, y no se pudo descargar del Hub ({reason}); "
+        raise UserError(f"{named}: no es un fichero ni una carpeta, y no se pudo descargar del Hub "
+                        f"({first_line(problem)}); "
                         "compruebe el nombre y la red") from problem
 
 

@@ -148,6 +148,11 @@ def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
     options = [*options[:-1], "--max_steps", "6"]
     results = run_ranks([SMALL, *map(str, options)], [tmp_path, tmp_path / "other"])
     assert "comunicación " in results[0][1] and "eficiencia " in results[0][1], results[0][1]
+    [kept] = tmp_path.rglob("benchmark.json")
+    for text in ("{", '{"dos": 2}'):
+        kept.write_text(text)
+        code, output = train(tmp_path, *options)
+        assert code == 2 and "benchmark.json" in output and "bórrelo" in output, output
 
 
 def test_a_width_that_does_not_fit(book, tmp_path):
