@@ -32,6 +32,7 @@ class BuildWithNinja(build_ext):
     """The build of aura/extension.py, so that files and flags are written once."""
 
     def build_extension(self, ext):
+        """Build where setuptools expects it; a CompileError where that cannot be done."""
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # should this build fail, an older one must not be installed in its place
@@ -43,6 +44,7 @@ class BuildWithNinja(build_ext):
 
 
 def extensions():
+    """What to build: nothing on Windows."""
     if sys.platform == "win32":
         return []
     files = sorted(str(path.relative_to(HERE)) for path in ROOM.CSRC.rglob("*") if path.is_file())

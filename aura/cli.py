@@ -80,6 +80,7 @@ class Parser(argparse.ArgumentParser):
         self._optionals.title, self._positionals.title = "opciones", "argumentos"
 
     def error(self, message):
+        """Raise UserError with argparse's message in Spanish."""
         raise UserError(_translate(message))
 
     def alias(self, flag, *names):

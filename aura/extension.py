@@ -89,6 +89,7 @@ class Unit(NamedTuple):
 
 
 def find_torch() -> Torch | None:
+    """The torch that is installed with its headers, without importing it; None where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None or not Path(spec.origin).with_name("include").is_dir():
         return None
@@ -185,6 +186,7 @@ def output_of(command: list[str]) -> str:
 
 
 def find_compiler() -> list[str]:
+    """The command of a C++ compiler: $CXX, else the first of the usual ones. Raises Unavailable."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     for name in names:
         try:

@@ -104,6 +104,7 @@ def tell(**event):
 
 
 def send(text):
+    """Write a marked line to stderr, which the launcher reads; returns whether there is still somebody to read it."""
     with contextlib.suppress(BrokenPipeError):
         return os.write(2, (MARK + text).encode()) > 0
     return False
@@ -123,6 +124,7 @@ class Rank:
 
 
 def send_signal(pid, number):
+    """Signal a process, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 

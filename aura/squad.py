@@ -56,6 +56,7 @@ class Problems:
         return bool(self.counts)
 
     def add(self, reason, where):
+        """Count what was left out at `where`, and remember the first of each reason."""
         self.counts[reason] += 1
         self.first.setdefault(reason, where)
 

@@ -45,12 +45,15 @@ _TORCH_DTYPES = {2: torch.uint16, 4: torch.uint32}
 
 @dataclass(frozen=True)
 class ShardHeader:
+    """What stands before a shard's tokens."""
+
     width: int  # bytes per token
     vocab_size: int
     tokens: int
     crc32: int  # of the tokens' bytes
 
     def pack(self) -> bytes:
+        """The header as HEADER lays it out, its own CRC-32 last."""
         fields = (MAGIC, FORMAT_VERSION, self.width, self.vocab_size, self.tokens, self.crc32)
         own = zlib.crc32(HEADER.pack(*fields, 0)[:-4])
         return HEADER.pack(*fields, own)
@@ -572,6 +575,7 @@ class TokenLoader:
         return self.samples + self._global_batch > self.windows
 
     def state_dict(self) -> dict[str, int]:
+        """The position after the last batch that next() has delivered."""
         return {"seed": self.seed, "epoch": self.epoch, "samples": self.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

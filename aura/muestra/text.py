@@ -317,23 +317,29 @@ class Writer:
         return options[i]
 
     def choose(self, options):
+        """One of the options, all alike."""
         return options[int(self.random() * len(options))]
 
     def integer(self, low: int, high: int) -> int:
+        """One of low ... high."""
         return low + int(self.random() * (high - low + 1))
 
     # -- rendering
 
     def render(self, parts: tuple[Part, ...]) -> str:
+        """The text of a compiled template."""
         return "".join([part if type(part) is str else part(self) for part in parts])
 
     def say(self, template: str) -> str:
+        """The text of a template."""
         return self.render(compiled(template))
 
     def expand(self, rule: str) -> str:
+        """The text of one of a rule's templates."""
         return self.render(compiled(self.pick(rule, RULES[rule])))
 
     def new_paragraph(self, text: str) -> str:
+        """`text`; whoever was mentioned last must be named again after it."""
         self.last = None
         return text
 
@@ -367,15 +373,18 @@ class Writer:
         return ref.alias if ref.alias and self.random() < 0.2 else ref.name
 
     def by_person(self, kind: str, ref: Ref) -> str:
+        """A pronoun of the kind for that person, or the kind as a preposition and who it is."""
         word = _BY_PERSON[kind][ref.person]
         if word:
             return word
         return f"con {_BY_GENDER['él'][ref.feminine + 2 * ref.many]}" if kind == "con" else f"{kind} {ref.name}"
 
     def noun(self, cls: str) -> spanish.Noun:
+        """A noun of a class, no other twice before all have been."""
         return self.pick(cls, NOUNS[cls][1])
 
     def noun_phrase(self, kind: str, many: bool, cls: str, level: int, key: str) -> str:
+        """Determiner, noun and perhaps an adjective (level 0: none, 2: always); the letter `key` stands for it then."""
         if cls not in NOUNS:  # a class with one list for each season
             cls += "_" + self.scene["est"]
         noun = self.noun(cls)
@@ -395,6 +404,7 @@ class Writer:
         return f"{determiner(kind, feminine, many, noun.takes_el and not before)} {before}{word}{after}".lstrip()
 
     def noun_again(self, kind: str, ref: Ref) -> str:
+        """The noun that a letter stands for, with another determiner."""
         kind = _PLURAL_DETERMINERS.get(kind, kind)
         word = ref.noun.plural if ref.many else ref.noun.singular
         return f"{determiner(kind, ref.feminine, ref.many, ref.noun.takes_el)} {word}".lstrip()
