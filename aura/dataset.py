@@ -100,6 +100,11 @@ class Dataset:
                     raise UserError(f"{str(problem).rstrip('.')}; {AGAIN}") from problem
 
 
+def size_of(meta):
+    """Bytes of the shards that a Dataset's `meta` describes."""
+    return sum(shard["bytes"] for split in meta["splits"].values() for shard in split["shards"])
+
+
 def read(directory):
     """The Dataset in `directory`, or None when there is none. Raises UserError for a dataset.json that is broken."""
     path = Path(directory) / "dataset.json"

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import placement, sharding
+from aura import placement, sharding, sync
 from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.launch import LISTENED
@@ -296,15 +296,8 @@ def session(args, before_group=None):
     Raises UserError for a bad or unreachable address and TrainingFault, naming who is missing, when others do not come
     or leave in the middle.
     """
-    sharded, method = getattr(args, "fsdp", False), getattr(args, "sync", "auto")
-    if sharded and method in ("fp16", "diloco"):
-        raise agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte "
-                                          "entre todos; quite --sync, o fsdp")
-    useless = sorted({"sync_every", "sync_lr", "sync_momentum"} & set(getattr(args, "given", ())))
-    if useless and method in ("ddp", "fp16"):
-        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in useless)
-        raise agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite "
-                                          "lo uno o lo otro")
+    sharded = getattr(args, "fsdp", False)
+    sync.check(getattr(args, "sync", "auto"), args, sharded)
     place = placement.find(args)
     backends.limit_threads()
     dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout,

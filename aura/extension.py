@@ -406,6 +406,15 @@ _once = threading.Lock()
 _result: tuple[ModuleType | None, str] | None = None
 
 
+def require_buildable() -> None:
+    """Raise Unavailable where there is neither an extension nor a way to build one; builds nothing."""
+    if _disabled():
+        raise Unavailable("AURA_EXTENSION=off")
+    if _ahead_of_time() is None:
+        find_compiler()
+        _ninja()
+
+
 def _disabled() -> bool:
     return os.environ.get("AURA_EXTENSION", "").lower() == "off"
 

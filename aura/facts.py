@@ -72,12 +72,8 @@ def _git():
 
 def _kernels():
     """Whether the fused kernels are built here (True), or can be (True), or why not; builds nothing."""
-    if os.environ.get("AURA_EXTENSION", "").lower() == "off":
-        return "AURA_EXTENSION=off"
     try:
-        if extension._ahead_of_time() is None:
-            extension.find_compiler()
-            extension._ninja()
+        extension.require_buildable()
     except extension.Unavailable as problem:
         return str(problem)
     return True
@@ -90,8 +86,7 @@ def _data(data_dir):
         if last is None:
             return None
         tokenizer = last.directory / last.meta["tokenizer"]["file"]
-        bytes_ = sum(shard["bytes"] for split in last.meta["splits"].values() for shard in split["shards"])
-        return {"name": last.meta["name"], "sha256": last.sha256, "bytes": bytes_,
+        return {"name": last.meta["name"], "sha256": last.sha256, "bytes": dataset.size_of(last.meta),
                 "tokenizer": _hash(tokenizer.read_bytes())}
     except (UserError, OSError) as problem:
         return {"problem": str(problem) if isinstance(problem, UserError) else f"{problem.filename}: "

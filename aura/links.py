@@ -77,8 +77,9 @@ def survey(store, rank, peers, timeout):
     silent returns a Survey that says so.
     """
     first = leaders(peers)
+    address = placement.address_among(peers, rank, placement.DEFAULT_PORT)
     with contextlib.ExitStack() as stack:
-        desk = stack.enter_context(wire.Desk(rank, _address(rank, peers))) if rank in first and len(first) > 1 else None
+        desk = stack.enter_context(wire.Desk(rank, address)) if rank in first and len(first) > 1 else None
         try:
             store.set(f"links/here/{rank}", json.dumps(desk.card if desk else None))
             if rank == 0:
@@ -86,15 +87,6 @@ def survey(store, rank, peers, timeout):
             return _follow(store, desk, rank, timeout)
         except RuntimeError:  # the store lives on rank 0's machine
             return Survey(silent=[0])
-
-
-def _address(rank, peers):
-    """Where the others reach this machine: rank 0 may know itself by 127.0.0.1 alone."""
-    address = peers[rank]["address"]
-    others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
-    if others and (address or "127.").startswith("127."):
-        return placement.address_towards(others[0], placement.DEFAULT_PORT)
-    return address
 
 
 def _obey(desk, order):

@@ -230,8 +230,13 @@ def interface_of(address):
 def interface_towards(place, peers):
     """The name of the interface on this process's route to the others, or None: what a hostname that resolves to 127.x
     would hide and a second card (docker0, VPN) would confuse. peers: {rank: {"address", ...}}, this one's too."""
-    address = peers[place.rank]["address"]
-    others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
-    if address and address.startswith("127.") and others:
-        address = address_towards(others[0], place.master_port)
+    address = address_among(peers, place.rank, place.master_port)
     return interface_of(address) if address else None
+
+
+def address_among(peers, rank, port):
+    """Where the others reach this machine, which may know itself by 127.x alone; None where it does not know that
+    either. peers: {rank: {"address", ...}}. port: as address_towards takes it."""
+    address = peers[rank]["address"]
+    others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
+    return address_towards(others[0], port) if others and (address or "127.").startswith("127.") else address

@@ -68,10 +68,8 @@ def make_loaders(args, dist, data):
     loader = tokens.TokenLoader(
         data.shards("train"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, seed=args.seed, rank=dist.rank,
         world_size=dist.world_size, grad_accum=args.grad_accum, device=dist.device)
-    batch = args.batch_size * args.grad_accum * dist.world_size
-    dist.print(f"Reparto de los datos: {_processes(dist)} x lote {args.batch_size} x acumulación "
-               f"{args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada proceso lee su "
-               f"parte de cada lote global; {loader.windows} secuencias y {loader.steps_per_epoch} pasos por época.")
+    _say_shares(args, dist, f"su parte de cada lote global; {loader.windows} secuencias y {loader.steps_per_epoch} "
+                            "pasos por época")
     if data.tokens("val") <= args.seq_len:
         dist.print("Aviso: la validación no llega a una secuencia; no habrá pérdida de validación.")
         return loader, None
@@ -85,8 +83,12 @@ def make_loaders(args, dist, data):
     return loader, validation
 
 
-def _processes(dist):
-    return f"{dist.world_size} proceso{'s' * (dist.world_size > 1)}"
+def _say_shares(args, dist, what):
+    """Tell what makes a step, and `what` each process reads of it."""
+    batch = args.batch_size * args.grad_accum * dist.world_size
+    dist.print(f"Reparto de los datos: {dist.world_size} proceso{'s' * (dist.world_size > 1)} x lote {args.batch_size} "
+               f"x acumulación {args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada "
+               f"proceso lee {what}.")
 
 
 def _stream_loaders(args, dist, data):
@@ -103,10 +105,7 @@ def _stream_loaders(args, dist, data):
     loader = stream.StreamLoader(
         data.corpus, tokenizer, args.seq_len, args.batch_size, dist=dist, seed=args.seed, grad_accum=args.grad_accum,
         device=dist.device, threads=args.num_workers or torch.get_num_threads(), val_fraction=data.val_fraction)
-    batch = args.batch_size * args.grad_accum * dist.world_size
-    dist.print(f"Reparto de los datos: {_processes(dist)} x lote {args.batch_size} x acumulación "
-               f"{args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada proceso lee sus "
-               "propios documentos según entrena.")
+    _say_shares(args, dist, "sus propios documentos según entrena")
     return loader, validation
 
 

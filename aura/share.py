@@ -10,7 +10,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import placement, tokens
-from aura.dataset import Dataset, read
+from aura.dataset import Dataset, read, size_of
 from aura.errors import UserError
 from aura.files import building, explain, put_in_place, remove_abandoned, require_writable_directory, write_json
 
@@ -29,7 +29,7 @@ def share_out(dist, dataset, data_dir):
     places = dist.gather_objects((have, _place(data_dir)))
     needy = sorted({place: rank for rank, (has, place) in reversed(list(enumerate(places))) if not has}.values())
     if needy:
-        dist.print(f"{placement.told('No tiene', needy, 'los datos')}: se envían {_size(meta) / 1e6:.1f} MB desde el "
+        dist.print(f"{placement.told('No tiene', needy, 'los datos')}: se envían {size_of(meta) / 1e6:.1f} MB desde el "
                    "rango 0.")
         group = c10d.new_group([0, *needy], backend="gloo", timeout=timedelta(seconds=dist.timeout))
         if dist.rank in needy:
@@ -69,10 +69,6 @@ def _boot():
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _size(meta):
-    return sum(shard["bytes"] for split in meta["splits"].values() for shard in split["shards"])
 
 
 def _transfer(dist, meta, dataset, data_dir, group):

@@ -11,6 +11,8 @@ import math
 import secrets
 from dataclasses import dataclass, replace
 
+from aura.errors import UserError, agreed
+
 METHODS = ("ddp", "fp16", "diloco")
 SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
@@ -96,6 +98,19 @@ class Exact:
     def restore(self, state, own):
         """Go on with own_state(), None where that is not to be had."""
         self.kept, self.origin = own, state.get("origin")
+
+
+def check(method, args, sharded):
+    """Raise UserError, on every rank, for a --sync that a model cut into shards cannot have, or whose details were
+    given and mean nothing."""
+    if sharded and method in ("fp16", "diloco"):
+        raise agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte entre "
+                                "todos; quite --sync, o fsdp")
+    useless = sorted({"sync_every", "sync_lr", "sync_momentum"} & set(getattr(args, "given", ())))
+    if useless and method in ("ddp", "fp16"):
+        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in useless)
+        raise agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite lo uno o lo "
+                                "otro")
 
 
 def outer_step(args, steps):
