@@ -179,8 +179,9 @@ def choose(seconds, tie=TIE):
 def found(dist, module, loss_fn, batch, precision, grad_accum, every, unit="tokens"):
     """(method, [line, line]), the same on all ranks, which all call it: what was measured, what is best and why.
 
-    Arguments as measure() and estimate() take them. unit: Spanish for what loss_fn counts. Takes two micro-batches,
-    or one and 5 s where those are shorter, and about 8 s on the network at most, however slow it is.
+    Arguments as measure() and estimate() take them. unit: Spanish for what loss_fn counts. Takes two or three micro-
+    batches, or one and 5 s where those are shorter, and about 8 s on the network at most, however slow it is; where a
+    machine stops meanwhile, as long more.
     """
     pace = measure(dist, module, loss_fn, batch, precision, grad_accum)
     curve = allreduce.exchange_curve(dist, CURVE_SECONDS, LONGEST_SECONDS)

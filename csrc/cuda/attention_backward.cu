@@ -68,13 +68,14 @@ __device__ __forceinline__ void weigh_by_key(const Problem& problem, const Place
 #pragma unroll
   for (int n = 0; n < kQueries / 8; ++n) {
     if constexpr (kDrop) columns = kept.columns(n);
-    const Statistics* const two = statistics + 8 * n + 2 * (threadIdx.x % 4);
+    // {log2_sum, delta} of two queries, in one access.
+    const float4 two = *reinterpret_cast<const float4*>(statistics + 8 * n + 2 * (threadIdx.x % 4));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float weight = by_key.weight(n, i, weights[n][i], two[i % 2].log2_sum);
+      const float weight = by_key.weight(n, i, weights[n][i], i % 2 ? two.z : two.x);
       float gradient = dscores[n][i];
       if constexpr (kDrop) gradient = Kept::kept(columns, i) ? gradient * problem.keep : 0.0f;
-      dscores[n][i] = weight * (gradient - two[i % 2].delta);
+      dscores[n][i] = weight * (gradient - (i % 2 ? two.w : two.y));
       weights[n][i] = !kDrop || Kept::kept(columns, i) ? weight : 0.0f;
     }
   }
