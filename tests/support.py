@@ -23,11 +23,13 @@ LIMIT = 120
 
 
 def environment(**extra):
-    """The environment of a child: this checkout importable, no variables of a launcher, one thread."""
+    """The environment of a child: this checkout importable, no variables of a launcher, one thread, and a crash says
+    where it was."""
     clean = {key: value for key, value in os.environ.items()
              if not key.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_", "AURA_INJECT"))
              and key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in extra.items()}}
+    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
+            **{k: str(v) for k, v in extra.items()}}
 
 
 @functools.cache

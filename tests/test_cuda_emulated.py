@@ -102,6 +102,47 @@ def test_attention_of_every_width(causal, width, dtype):
         test_attention.agree(test_attention.qkv(1, rows, 1, width, dtype), causal, packed=rows == 130)
 
 
+@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("causal,dropout", [(True, 0.3), (False, 0.0)])
+def test_key_padding_and_documents_of_wide_heads(causal, dropout, width):
+    seed = torch.tensor([7]) if dropout else None
+    lengths, bounds = torch.tensor([140, 0, 37]), torch.tensor([0, 3, 3, 60, 131, 132, 420])
+    for options in ((dropout, seed, lengths, None), (dropout, seed, None, bounds)):
+        test_attention.agree(test_attention.qkv(3, 140, 1, width, HALF), causal, options, packed=True)
+
+
+@pytest.mark.parametrize("sm", ["86", "90"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_query_spoils_its_own_row_alone(monkeypatch, bad, sm):
+    monkeypatch.setenv("AURA_EMULATED_SM", sm)
+
+    def results(q, k, v):
+        v.requires_grad_()
+        out, lse = torch.ops.aura.attention(q, k, v, True, 0.1, *test_attention.NONE)
+        return out[0].detach(), lse[0], torch.autograd.grad(out, v, torch.ones_like(out))[0][0]
+
+    good = test_attention.qkv(1, 200, 1, 64, BFLOAT16)
+    spoilt = [x.clone() for x in good]
+    spoilt[0][0, 77] = bad
+    others = torch.arange(200) != 77
+    for got, want in zip(results(*spoilt)[:2], results(*good)[:2], strict=True):
+        assert not got[77].isfinite().all() and torch.equal(got[others], want[others])
+    assert torch.equal(results(*spoilt)[2][78:], results(*good)[2][78:])  # of keys that it does not see
+
+
+def rising(rows, heads, width, dtype):
+    """q, k and v whose scores grow along the keys, to some tens: by less than 8 powers of 2 from most tiles to the next
+    (see Softmax::kSlack), and now and then by more."""
+    q, k, v = test_attention.qkv(1, rows, heads, width, dtype)
+    return q, k * torch.linspace(0.1, 9, rows).pow(2).view(1, -1, 1, 1).to(dtype) / 2, v
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_that_rise_from_tile_to_tile(causal):
+    for width in (32, 64):
+        test_attention.agree(rising(300, 1, width, BFLOAT16), causal)
+
+
 def test_heads_whose_blocks_are_numbered_together():
     """As many as half the emulated card's cache holds: 5 of 6, then the one that is left; and 2 of 2."""
     for batch, rows, heads in ((2, 150, 3), (1, 270, 2)):
@@ -113,7 +154,7 @@ def test_more_keys_than_queries_and_fewer():
         test_attention.agree(test_attention.qkv(1, rows, 1, 32, BFLOAT16, keys), causal=False)
 
 
-@pytest.mark.parametrize("causal,dropout", [(True, 0.3), (False, 0.0)])
+@pytest.mark.parametrize("causal,dropout", [(True, 0.3), (True, 0.7), (False, 0.0)])
 def test_key_padding_and_documents(causal, dropout):
     seed = torch.tensor([7]) if dropout else None
     lengths, bounds = torch.tensor([65, 0, 37]), torch.tensor([0, 3, 3, 60, 131, 132, 195])
@@ -195,6 +236,10 @@ def test_hopper_with_dropout(hopper, causal):
     seed, bounds = torch.tensor([7]), torch.tensor([0, 3, 3, 200])
     for width, last in ((64, None), (128, bounds)):
         test_attention.agree(test_attention.qkv(1, 200, 2, width, BFLOAT16), causal, (0.3, seed, None, last))
+
+
+def test_hopper_with_scores_that_rise_from_tile_to_tile(hopper):
+    test_attention.agree(rising(600, 1, 64, BFLOAT16), causal=True)
 
 
 def test_hopper_with_more_keys_than_queries_and_fewer(hopper):

@@ -1,13 +1,13 @@
 // What the attention kernels share: FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, our own code.
 //
-// A block is 8 warps and holds 128 rows (queries; keys where dk and dv are computed), 16 to a warp; it walks over
-// tiles of the other side that cp.async brings ahead of use. A lane holds what accumulators of mma.sync give it
-// (ptx.cuh): of its warp's 16 rows the two `lane / 4` and `lane / 4 + 8`, of every 8 columns the two 2 (lane % 4) and
+// A block holds 128 rows (queries; keys where dk and dv are computed), 16 or 32 to a warp; it walks over tiles of the
+// other side that cp.async brings ahead of use. A lane holds what accumulators of mma.sync give it (ptx.cuh): of every
+// 16 of its warp's rows the two `lane / 4` and `lane / 4 + 8`, of every 8 columns the two 2 (lane % 4) and
 // 2 (lane % 4) + 1. So a row lies in four lanes of one warp, and accumulators of one product are left-hand operands of
 // the next as they are.
 //
-// Tile sizes are the same on every architecture: all fit the 99 KB of shared memory of sm_86 and 89, and where more is
-// to be had (163 KB on sm_80, 227 on sm_90) it is registers that bound how much a block can hold.
+// All that a block holds fits the 99 KB of shared memory that it may have on sm_86 and 89. Blocks of four warps are to
+// run two at a time on a multiprocessor, which has 100 KB there, 164 on sm_80 and 228 on sm_90.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,9 +25,10 @@
 namespace aura {
 namespace cuda {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kRows = 16 * kWarps;
+constexpr int kRows = 128;
+// Of a block whose warps have kTall times 16 rows.
+template <int kTall>
+constexpr int kThreadsOf = 32 * (kRows / (16 * kTall));
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
 template <typename T>
@@ -43,10 +44,10 @@ struct Problem {
   int tiles;                 // blocks to a head of a batch entry
   int together;              // heads whose blocks are numbered tile by tile
   bool causal;
-  float scale;
+  float scale, log2_scale;  // the second times log2(e), for exponentials that are powers of 2
   const int64_t *lengths, *cu_seqlens;
   int64_t documents;
-  uint32_t threshold;  // of Dropout
+  uint32_t thresholds, lower_thresholds;  // of Dropout, in both halves; and without the halves' highest bits
   uint64_t seed;
   float keep;  // 1 / P(kept)
 };
@@ -64,8 +65,8 @@ struct Place {
 // that the grid is known without reading cu_seqlens. A tile of no rows is for the kernel to leave. What the device's
 // integers say is taken within the tensor's bounds: nobody has checked them.
 __device__ __forceinline__ Place find_place(const Problem& problem, bool last_first) {
-  const int group = static_cast<int>(blockIdx.x) / (problem.tiles * problem.together);
-  const int number = static_cast<int>(blockIdx.x) % (problem.tiles * problem.together);
+  const int block = block_number(), group = block / (problem.tiles * problem.together);
+  const int number = block % (problem.tiles * problem.together);
   const int first_head = group * problem.together, heads = static_cast<int>(gridDim.x) / problem.tiles - first_head;
   const int together = min(problem.together, heads), all = first_head + number % together;
   const int tile = last_first ? problem.tiles - 1 - number / together : number / together;
@@ -124,32 +125,58 @@ __host__ __device__ constexpr int tile_bytes(int rows) {
   return rows * kWidth * 2;
 }
 
-// Begin to bring `kCount` rows that follow `from`; those beyond `rows` are zeros. Offsets in a tile have 32 bits: see
-// can_be_read.
-template <int kCount, int kWidth>
-__device__ __forceinline__ void copy_tile(unsigned char* tile, const uint16_t* from, uint32_t stride, int rows) {
-  constexpr int kEights = kWidth / 8, kPieces = kCount * kEights;
+// What one of kBlockThreads threads copies of tiles of one head's rows: the same columns of rows some way apart, so
+// that all but the row's address is known before the first tile.
+template <int kWidth, int kBlockThreads>
+struct Source {
+  static constexpr int kLanes = kWidth % 64 == 0 ? 8 : 4;  // side by side in a row
+  const unsigned char* first;
+  uint32_t row_bytes;
+
+  __device__ __forceinline__ Source(const View<const uint16_t>& view, const Place& place)
+      : first(reinterpret_cast<const unsigned char*>(row_of(view, place, 0)) + 16 * (threadIdx.x % kLanes)),
+        row_bytes(static_cast<uint32_t>(2 * view.strides.row)) {}
+
+  // Begin to bring the kCount rows from `begin` on; those from `end` on are zeros.
+  template <int kCount>
+  __device__ __forceinline__ void copy(unsigned char* tile, int begin, int end) const {
+    constexpr int kApart = kBlockThreads / kLanes;
+    static_assert(kApart % 8 == 0, "the swizzle repeats after eight rows");
+    const int row = threadIdx.x / kLanes;
+    if (kCount < kApart && row >= kCount) return;
+    unsigned char* const to = tile + tile_offset<kWidth>(row, threadIdx.x % kLanes);
 #pragma unroll
-  for (int done = 0; done < kPieces; done += kThreads) {
-    const int i = done + threadIdx.x, row = i / kEights, eight = i % kEights;
-    const bool there = row < rows;
-    const uint32_t offset = there ? row * stride + 8 * eight : 0;
-    if (kPieces % kThreads == 0 || i < kPieces) {
-      copy_async_16(tile + tile_offset<kWidth>(row, eight), from + offset, there ? 16 : 0);
+    for (int done = 0; done < kCount; done += kApart) {
+      const int from = begin + done + row;
+      const unsigned char* const at = first + uint64_t{static_cast<uint32_t>(from)} * row_bytes;
+#pragma unroll
+      for (int column = 0; column < 2 * kWidth; column += 16 * kLanes) {
+        copy_async_16(to + tile_bytes<kWidth>(done) + column, at + column, from < end ? 16 : 0);
+      }
     }
   }
-}
+};
 
-// The same of two tensors, one tile behind the other.
-template <int kCount, int kWidth>
-__device__ __forceinline__ void copy_tiles(unsigned char* tiles, const View<const uint16_t>& first,
-                                           const View<const uint16_t>& second, const Place& place, int begin, int end) {
-  copy_tile<kCount, kWidth>(tiles, row_of(first, place, begin), first.strides.row, end - begin);
-  copy_tile<kCount, kWidth>(tiles + tile_bytes<kWidth>(kCount), row_of(second, place, begin), second.strides.row,
-                            end - begin);
-}
+// Of two tensors, one tile behind the other.
+template <int kWidth, int kBlockThreads>
+struct Sources {
+  Source<kWidth, kBlockThreads> first, second;
 
-// ---- Products of a warp's 16 rows -----------------------------------------------------------------------------------
+  __device__ __forceinline__ Sources(const View<const uint16_t>& one, const View<const uint16_t>& other,
+                                     const Place& place)
+      : first(one, place), second(other, place) {}
+  template <int kCount>
+  __device__ __forceinline__ void copy(unsigned char* tiles, int begin, int end) const {
+    first.template copy<kCount>(tiles, begin, end);
+    second.template copy<kCount>(tiles + tile_bytes<kWidth>(kCount), begin, end);
+  }
+};
+
+// ---- Products of a warp's rows --------------------------------------------------------------------------------------
+//
+// A warp has kTall times 16 rows: `sums` and left-hand sides are so many blocks, one after another. What ldmatrix reads
+// of a tile in four cycles of shared memory serves them all, two products for each block. On sm_80 tensor cores take
+// two cycles for a product, so that with 16 rows they wait for shared memory as often as it for them.
 
 // What a lane reads of a tile by ldmatrix: of a row, the first or the second 16 bytes of sixteen columns. Which row, in
 // each sixteen rows, and which half are the lane's own; which sixteen of rows and of columns is known when compiling. It
@@ -167,71 +194,89 @@ struct Reader {
   }
 };
 
-// Rows of a tile as left-hand operand: columns [16 k, 16 k + 16) of the 16 rows from `row` on.
-template <int kWidth>
-__device__ __forceinline__ void load_operand(uint32_t (&a)[4], const unsigned char* tile, int row, int k) {
-  const int lane = threadIdx.x % 32;
-  load_matrices(a, Reader<kWidth>(tile, row + lane % 16, lane / 16).at(0, k));
-}
+// A warp's rows, from `row` + kFrom on, as the left-hand side of products: the first kHeld columns in registers, the
+// others in a tile of their own.
+template <int kWidth, int kTall, int kHeld, int kFrom = 0>
+struct Left {
+  Reader<kHeld == kWidth ? kWidth : kWidth - kHeld> rest;
+  uint32_t held[kHeld / 16 + 1][kTall][4];
 
-template <int kWidth>
-__device__ __forceinline__ void load_operands(uint32_t (&a)[kWidth / 16][4], const unsigned char* tile, int row) {
+  // first, others: the tiles of those columns and of these; any, where there are no such columns.
+  __device__ __forceinline__ Left(const unsigned char* first, const unsigned char* others, int row)
+      : rest(others, row + threadIdx.x % 16, threadIdx.x % 32 / 16) {
+    if constexpr (kHeld > 0) {
+      const Reader<kHeld> reader(first, row + threadIdx.x % 16, threadIdx.x % 32 / 16);
 #pragma unroll
-  for (int k = 0; k < kWidth / 16; ++k) load_operand<kWidth>(a[k], tile, row, k);
-}
+      for (int k = 0; k < kHeld / 16; ++k) load(held[k], reader, k);
+    }
+  }
+  template <int kColumns>
+  static __device__ __forceinline__ void load(uint32_t (&a)[kTall][4], const Reader<kColumns>& reader, int k) {
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) load_matrices(a[t], reader.at(kFrom / 16 + t, k));
+  }
+};
 
-// sums[16, kCount] += a tile^T, of columns [16 k, 16 k + 16) of both.
-template <typename Type, int kCount, int kWidth>
-__device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&a)[4],
-                                                 const unsigned char* tile, int k) {
-  const int lane = threadIdx.x % 32;
-  const Reader<kWidth> reader(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+// sums[rows, kCount] += a tile^T, of columns [16 k, 16 k + 16) of both.
+template <typename Type, int kCount, int kWidth, int kTall>
+__device__ __forceinline__ void multiply_columns(float (&sums)[kTall][kCount / 8][4], const uint32_t (&a)[kTall][4],
+                                                 const Reader<kWidth>& tile, int k) {
 #pragma unroll
   for (int n = 0; n < kCount / 16; ++n) {
     uint32_t b[4];
-    load_matrices(b, reader.at(n, k));
-    multiply(Type{}, sums[2 * n], a, b[0], b[1]);
-    multiply(Type{}, sums[2 * n + 1], a, b[2], b[3]);
+    load_matrices(b, tile.at(n, k));
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) {
+      multiply(Type{}, sums[t][2 * n], a[t], b[0], b[1]);
+      multiply(Type{}, sums[t][2 * n + 1], a[t], b[2], b[3]);
+    }
   }
 }
 
-// The whole of it, for a left-hand side in registers.
-template <typename Type, int kCount, int kWidth>
-__device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&a)[kWidth / 16][4],
+// sums[rows, kCount] += left tile^T.
+template <typename Type, int kCount, int kWidth, int kTall, int kHeld, int kFrom>
+__device__ __forceinline__ void multiply_by_rows(float (&sums)[kTall][kCount / 8][4],
+                                                 const Left<kWidth, kTall, kHeld, kFrom>& left,
                                                  const unsigned char* tile) {
+  const int lane = threadIdx.x % 32;
+  const Reader<kWidth> reader(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
-  for (int k = 0; k < kWidth / 16; ++k) multiply_by_rows<Type, kCount, kWidth>(sums, a[k], tile, k);
-}
-
-// And for one that is 16 rows of another tile.
-template <typename Type, int kCount, int kWidth>
-__device__ __forceinline__ void multiply_by_rows(float (&sums)[kCount / 8][4], const unsigned char* left, int row,
-                                                 const unsigned char* tile) {
+  for (int k = 0; k < kHeld / 16; ++k) multiply_columns<Type, kCount>(sums, left.held[k], reader, k);
 #pragma unroll
-  for (int k = 0; k < kWidth / 16; ++k) {
-    uint32_t a[4];
-    load_operand<kWidth>(a, left, row, k);
-    multiply_by_rows<Type, kCount, kWidth>(sums, a, tile, k);
+  for (int k = kHeld / 16; k < kWidth / 16; ++k) {
+    uint32_t a[kTall][4];
+    left.load(a, left.rest, k - kHeld / 16);
+    multiply_columns<Type, kCount>(sums, a, reader, k);
   }
 }
 
-// sums[16, kWidth] += left[16, kCount] tile, for accumulators of another product, rounded to 16 bits.
-template <typename Type, int kCount, int kWidth>
-__device__ __forceinline__ void multiply_by_tile(float (&sums)[kWidth / 8][4], const float (&left)[kCount / 8][4],
+// sums[rows, kWidth] += left[rows, kCount] tile, for accumulators of another product, rounded to 16 bits.
+template <typename Type, int kCount, int kWidth, int kTall>
+__device__ __forceinline__ void multiply_by_tile(float (&sums)[kTall][kWidth / 8][4],
+                                                 const float (&left)[kTall][kCount / 8][4],
                                                  const unsigned char* tile) {
   const int lane = threadIdx.x % 32;
   const Reader<kWidth> reader(tile, lane % 16, lane / 16);
 #pragma unroll
   for (int k = 0; k < kCount / 16; ++k) {
-    const float(&low)[4] = left[2 * k], (&high)[4] = left[2 * k + 1];
-    const uint32_t a[4] = {pack(Type{}, low[0], low[1]), pack(Type{}, low[2], low[3]), pack(Type{}, high[0], high[1]),
-                           pack(Type{}, high[2], high[3])};
+    uint32_t a[kTall][4];
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) {
+      const float(&low)[4] = left[t][2 * k], (&high)[4] = left[t][2 * k + 1];
+      a[t][0] = pack(Type{}, low[0], low[1]);
+      a[t][1] = pack(Type{}, low[2], low[3]);
+      a[t][2] = pack(Type{}, high[0], high[1]);
+      a[t][3] = pack(Type{}, high[2], high[3]);
+    }
 #pragma unroll
     for (int n = 0; n < kWidth / 16; ++n) {
       uint32_t b[4];
       load_matrices_transposed(b, reader.at(k, n));
-      multiply(Type{}, sums[2 * n], a, b[0], b[1]);
-      multiply(Type{}, sums[2 * n + 1], a, b[2], b[3]);
+#pragma unroll
+      for (int t = 0; t < kTall; ++t) {
+        multiply(Type{}, sums[t][2 * n], a[t], b[0], b[1]);
+        multiply(Type{}, sums[t][2 * n + 1], a[t], b[2], b[3]);
+      }
     }
   }
 }
@@ -270,36 +315,39 @@ __device__ __forceinline__ int keys_seen(const Problem& problem, const Place& pl
   return problem.causal ? min(place.keys, query + 1) : place.keys;
 }
 
-// Scores of a warp's 16 queries (from `query` on) with the keys from `begin` on: -inf where a query does not see a key.
-template <int kKeys>
+// Scores of a warp's queries (from `query` on) with the keys from `begin` on: -inf where a query does not see a key.
+template <int kKeys, int kTall = 1>
 __device__ __forceinline__ void hide_unseen(const Problem& problem, const Place& place, int query, int begin,
-                                            float (&scores)[kKeys / 8][4]) {
+                                            float (*scores)[kKeys / 8][4]) {
   if (begin + kKeys <= keys_seen(problem, place, query)) return;
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < 2 * kTall; ++r) {
     const int seen = keys_seen(problem, place, query + lane / 4 + 8 * r) - begin - 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (8 * n + i >= seen) scores[n][2 * r + i] = -INFINITY;
+        if (8 * n + i >= seen) scores[r / 2][n][r % 2 * 2 + i] = -INFINITY;
       }
     }
   }
 }
 
 // Which of the keys [8 eight, 8 eight + 8) dropout keeps for a query, one bit each.
-__device__ __forceinline__ uint32_t kept_keys(const Problem& problem, int64_t row, int eight, int head) {
-  const uint4 bits = philox(problem.seed, static_cast<uint32_t>(row), eight, head, 0);
+__device__ __forceinline__ uint32_t kept_keys(const Problem& problem, uint32_t row, int eight, int head) {
+  const uint4 bits = philox(problem.seed, row, eight, head, 0);
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-  uint32_t kept = 0;
+  // Of both halves of a word at once: the highest bit of each becomes whether it is no less than the threshold. That is
+  // so where the half alone has that bit; where both or neither have, if it is left of the subtraction of the others.
+  uint32_t kept = 0;  // even keys from bit 1 on, odd ones from bit 17 on
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    if ((words[w] & 0xffffu) >= problem.threshold) kept |= 1u << 2 * w;
-    if (words[w] >> 16 >= problem.threshold) kept |= 2u << 2 * w;
+    const uint32_t lower_no_less = (words[w] | 0x80008000u) - problem.lower_thresholds;
+    const uint32_t no_less = (words[w] & ~problem.thresholds) | (~(words[w] ^ problem.thresholds) & lower_no_less);
+    kept |= no_less >> (14 - 2 * w) & 0x20002u << 2 * w;
   }
-  return kept;
+  return kept >> 16 | (kept >> 1 & 0x55u);
 }
 
 // Dropout for 16 queries (rows, from the flat row `row` on) and kKeys keys (columns, from key `key` on) of a warp. Each
@@ -309,7 +357,7 @@ struct KeptByQuery {
   static constexpr int kEach = kKeys / 32;  // of a query's groups of eight keys, how many a lane makes
   uint32_t bytes = 0;                       // of both queries
 
-  __device__ __forceinline__ void draw(const Problem& problem, int64_t row, int key, int head) {
+  __device__ __forceinline__ void draw(const Problem& problem, uint32_t row, int key, int head) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int byte = 0; byte < 2 * kEach; ++byte) {
@@ -335,13 +383,13 @@ struct KeptByKey {
   static constexpr int kPairs = kQueries / 2;
   uint32_t bytes = 0;  // byte 2 i + j: keys [key + 8 i, key + 8 i + 8), query j of the pair
 
-  __device__ __forceinline__ void draw(const Problem& problem, int64_t row, int key, int head) {
+  __device__ __forceinline__ void draw(const Problem& problem, uint32_t row, int key, int head) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = lane / kPairs; i < 2; i += 32 / kPairs) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int64_t query = row + lane % kPairs * 2 + j;
+        const uint32_t query = row + lane % kPairs * 2 + j;
         bytes |= kept_keys(problem, query, key / 8 + i, head) << (16 * i + 8 * j);
       }
     }
@@ -357,8 +405,8 @@ struct KeptByKey {
 
 // ---- Launching ------------------------------------------------------------------------------------------------------
 
-// Queue `blocks` blocks of `kernel`, kThreads or so many threads each; null, or why not.
-template <int kBlockThreads = kThreads, typename... Wanted, typename... Given>
+// Queue `blocks` blocks of `kernel`, so many threads each; null, or why not.
+template <int kBlockThreads, typename... Wanted, typename... Given>
 const char* launch_blocks(void (*kernel)(Wanted...), int64_t blocks, int shared, void* stream, const Given&... given) {
   if (blocks == 0) return nullptr;
   if (blocks > INT32_MAX) return "attention: more blocks than a grid may have";
@@ -403,10 +451,12 @@ inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape
   problem.together = heads_together(in, shape);
   problem.causal = in.causal;
   problem.scale = static_cast<float>(in.scale);
+  problem.log2_scale = problem.scale * kLog2E;
   problem.lengths = shape.lengths;
   problem.cu_seqlens = shape.cu_seqlens;
   problem.documents = shape.documents;
-  problem.threshold = in.dropout.threshold;
+  problem.thresholds = in.dropout.threshold * 0x10001u;
+  problem.lower_thresholds = problem.thresholds & 0x7fff7fffu;
   problem.seed = in.dropout.seed;
   problem.keep = in.dropout.threshold ? static_cast<float>(in.dropout.scale()) : 1.0f;
   return problem;

@@ -11,11 +11,12 @@ namespace aura {
 namespace cuda {
 namespace {
 
-// Queries and keys of a tile: fewer where what a warp holds of wide heads leaves few registers for scores.
+// Blocks of 16 rows to a warp: two where dk and dv leave registers for them.
 template <int kWidth>
-constexpr int kQueryTile = kWidth <= 64 ? 64 : 32;
-template <int kWidth>
-constexpr int kKeyTile = kWidth <= 96 ? 64 : 32;
+constexpr int kTallOf = kWidth <= 64 ? 2 : 1;
+constexpr int kTile = 32;  // queries or keys of a tile: of so many, scores and dP fit what is left of registers
+
+constexpr int kThreads = 256;  // of statistics_kernel
 
 template <typename Type>
 __device__ __forceinline__ float dot(uint32_t a, uint32_t b) {
@@ -51,90 +52,117 @@ __global__ void __launch_bounds__(kThreads)
 // ---- dk and dv: keys as rows ----------------------------------------------------------------------------------------
 
 template <int kWidth>
-constexpr int kKeysShared = 2 * tile_bytes<kWidth>(kRows) + 4 * tile_bytes<kWidth>(kQueryTile<kWidth>) +
-                            2 * kQueryTile<kWidth> * static_cast<int>(sizeof(Statistics));
+constexpr int kKeysShared = 2 * tile_bytes<kWidth>(kRows) + 4 * tile_bytes<kWidth>(kTile) +
+                            2 * kTile * static_cast<int>(sizeof(Statistics));
 
-// Scores and dP of a warp's 16 keys (from `key` on) with a tile of queries (from `query` on) become weights, as the
-// values saw them but for the factor `keep`, and dS.
-template <bool kDrop, int kQueries>
-__device__ __forceinline__ void weigh_by_key(const Problem& problem, const Place& place, int key, int query,
-                                             const Statistics* statistics, float (&weights)[kQueries / 8][4],
-                                             float (&dscores)[kQueries / 8][4]) {
-  const WeightsByKey by_key(problem, key, query);
-  [[maybe_unused]] uint32_t columns = 0;
-  using Kept = KeptByKey<kQueries>;
-  [[maybe_unused]] Kept kept;
-  if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
+// Scores of a warp's keys with a tile of queries become weights.
+template <int kTall>
+__device__ __forceinline__ void weigh_by_key(float scale, const Statistics* statistics,
+                                             float (&scores)[kTall][kTile / 8][4]) {
 #pragma unroll
-  for (int n = 0; n < kQueries / 8; ++n) {
-    if constexpr (kDrop) columns = kept.columns(n);
-    // {log2_sum, delta} of two queries, in one access.
-    const float4 two = *reinterpret_cast<const float4*>(statistics + 8 * n + 2 * (threadIdx.x % 4));
+  for (int n = 0; n < kTile / 8; ++n) {
+    const Statistics* const two = statistics + 8 * n + 2 * (threadIdx.x % 4);
+    const float log2_sums[2] = {two[0].log2_sum, two[1].log2_sum};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float weight = by_key.weight(n, i, weights[n][i], i % 2 ? two.z : two.x);
-      float gradient = dscores[n][i];
-      if constexpr (kDrop) gradient = Kept::kept(columns, i) ? gradient * problem.keep : 0.0f;
-      dscores[n][i] = weight * (gradient - (i % 2 ? two.w : two.y));
-      weights[n][i] = !kDrop || Kept::kept(columns, i) ? weight : 0.0f;
+    for (int t = 0; t < kTall; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[t][n][i] = exp2_fast(fmaf(scores[t][n][i], scale, -log2_sums[i % 2]));
     }
   }
 }
 
+// Of a warp's 16 keys, weights become those that the values saw, but for the factor `keep`, and dP becomes dS.
+template <bool kDrop>
+__device__ __forceinline__ void score_gradients_by_key(const Problem& problem, const Place& place, int key, int query,
+                                                       const Statistics* statistics, float (&weights)[kTile / 8][4],
+                                                       float (&gradients)[kTile / 8][4]) {
+  using Kept = KeptByKey<kTile>;
+  [[maybe_unused]] Kept kept;
+  if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
+#pragma unroll
+  for (int n = 0; n < kTile / 8; ++n) {
+    const uint32_t columns = kDrop ? kept.columns(n) : 0;
+    const Statistics* const two = statistics + 8 * n + 2 * (threadIdx.x % 4);
+    const float deltas[2] = {two[0].delta, two[1].delta};
+    score_gradients<kDrop>(kept, columns, problem.keep, weights[n], [&](int i) { return deltas[i % 2]; }, gradients[n]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (kDrop && !Kept::kept(columns, i)) weights[n][i] = 0.0f;
+    }
+  }
+}
+
+// Begin to bring a tile of queries from `begin` on, their gradients and their statistics: zeros from `end` on, and a
+// weight of 1 makes nothing of a dout and a q of 0.
+template <int kWidth, int kBlockThreads>
+__device__ __forceinline__ void copy_queries(const Sources<kWidth, kBlockThreads>& sources, const Statistics* from,
+                                             int begin, int end, unsigned char* tiles, Statistics* statistics) {
+  sources.template copy<kTile>(tiles, begin, end);
+  const int query = begin + threadIdx.x;
+  if (threadIdx.x < kTile) copy_async_8(statistics + threadIdx.x, from + query, query < end ? sizeof(Statistics) : 0);
+  copy_async_commit();
+}
+
 template <typename Type, int kWidth, bool kDrop>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
     keys_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients) {
-  constexpr int kQueries = kQueryTile<kWidth>, kStage = 2 * tile_bytes<kWidth>(kQueries);
+  constexpr int kTall = kTallOf<kWidth>, kThreads = kThreadsOf<kTall>;
+  constexpr int kStage = 2 * tile_bytes<kWidth>(kTile);
   const Place place = find_place(problem, false);
-  const int rows = problem.cu_seqlens != nullptr ? place.keys : problem.keys;  // those beyond `keys` get zeros
-  if (place.begin >= rows) return;
+  if (place.begin >= rows_of(problem, place)) return;
   unsigned char* const memory = shared_memory();
   unsigned char *const k = memory, *const v = k + tile_bytes<kWidth>(kRows), *const stages = v + (v - k);
   Statistics* const statistics = reinterpret_cast<Statistics*>(stages + 2 * kStage);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, key = place.begin + 16 * warp;
-  const int start = problem.causal ? place.begin / kQueries * kQueries : 0;
+  const int lane = threadIdx.x % 32, row = 16 * kTall * (threadIdx.x / 32), key = place.begin + row;
+  const int start = problem.causal ? place.begin / kTile * kTile : 0;
   const int end = place.begin < place.keys ? place.queries : 0;
+  const Left<kWidth, kTall, 0> keys(k, k, row);
+  const Left<kWidth, kTall, 0, kRows> values(k, k, row);  // behind the keys, as if they were rows of one tile
+  const Sources<kWidth, kThreads> sources(problem.q, gradients.dout, place);
+  const Statistics* const from = gradients.statistics + statistics_of(problem, place, 0);
 
-  float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {};
+  float dk[kTall][kWidth / 8][4] = {}, dv[kTall][kWidth / 8][4] = {};
   if (start < end) {
-    copy_tiles<kRows, kWidth>(memory, problem.k, problem.v, place, place.begin, place.keys);
-    copy_tiles<kQueries, kWidth>(stages, problem.q, gradients.dout, place, start, place.queries);
-    copy_async_commit();
-    if (threadIdx.x < kQueries) {
-      statistics[threadIdx.x] = load_statistics(problem, gradients, place, start + threadIdx.x);
-    }
+    Sources<kWidth, kThreads>(problem.k, problem.v, place).template copy<kRows>(memory, place.begin, place.keys);
+    const int stage = start / kTile % 2;
+    copy_queries(sources, from, start, end, stages + stage * kStage, statistics + stage * kTile);
   }
-  for (int begin = start, stage = 0; begin < end; begin += kQueries, stage ^= 1) {
-    const unsigned char *q = stages + stage * kStage, *dout = q + tile_bytes<kWidth>(kQueries);
+  for (int begin = start; begin < end; begin += kTile) {
+    const int stage = begin / kTile % 2;
+    const unsigned char *q = stages + stage * kStage, *dout = q + tile_bytes<kWidth>(kTile);
     copy_async_wait<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
-    Statistics next;
-    const bool more = begin + kQueries < end, brings = more && threadIdx.x < kQueries;
-    if (more) {
-      copy_tiles<kQueries, kWidth>(stages + (stage ^ 1) * kStage, problem.q, gradients.dout, place, begin + kQueries,
-                                   place.queries);
-      copy_async_commit();
+    if (begin + kTile < end) {
+      copy_queries(sources, from, begin + kTile, end, stages + (stage ^ 1) * kStage, statistics + (stage ^ 1) * kTile);
     }
-    if (brings) next = load_statistics(problem, gradients, place, begin + kQueries + threadIdx.x);
-    if (key < place.keys && (!problem.causal || begin + kQueries > key)) {
-      float weights[kQueries / 8][4] = {}, dscores[kQueries / 8][4] = {};
-      multiply_by_rows<Type, kQueries, kWidth>(weights, k, 16 * warp, q);
-      multiply_by_rows<Type, kQueries, kWidth>(dscores, v, 16 * warp, dout);
-      weigh_by_key<kDrop, kQueries>(problem, place, key, begin, statistics + stage * kQueries, weights, dscores);
-      multiply_by_tile<Type, kQueries, kWidth>(dv, weights, dout);
-      multiply_by_tile<Type, kQueries, kWidth>(dk, dscores, q);
+    if (key < place.keys && (!problem.causal || begin + kTile > key)) {
+      float weights[kTall][kTile / 8][4] = {}, dscores[kTall][kTile / 8][4] = {};
+      multiply_by_rows<Type, kTile>(weights, keys, q);
+      multiply_by_rows<Type, kTile>(dscores, values, dout);
+      weigh_by_key(problem.log2_scale, statistics + stage * kTile, weights);
+      clear_unseen<kTile, kTall>(problem, key, begin, weights);
+#pragma unroll
+      for (int t = 0; t < kTall; ++t) {
+        score_gradients_by_key<kDrop>(problem, place, key + 16 * t, begin, statistics + stage * kTile, weights[t],
+                                      dscores[t]);
+      }
+      multiply_by_tile<Type, kTile, kWidth>(dv, weights, dout);
+      multiply_by_tile<Type, kTile, kWidth>(dk, dscores, q);
     }
-    if (brings) statistics[(stage ^ 1) * kQueries + threadIdx.x] = next;  // its last readers are a barrier behind
   }
 
-  const KeyFactors factors(problem, place, key + lane / 4);
-  // Nobody but this warp has read its 16 rows of either tile.
-  __syncwarp();
-  const int mine = warp * tile_bytes<kWidth>(16);
-  write_rows<Type, kWidth>(dk, factors.k, k + mine, row_of(gradients.dk, place, key), gradients.dk.strides.row,
-                           rows - key);
-  write_rows<Type, kWidth>(dv, factors.v, v + mine, row_of(gradients.dv, place, key), gradients.dv.strides.row,
-                           rows - key);
+  const Place found = find_place(problem, false);
+  const int count = rows_of(problem, found);
+  __syncwarp();  // nobody but this warp has read its rows of either tile
+#pragma unroll
+  for (int t = 0; t < kTall; ++t) {
+    const int first = key + 16 * t, mine = tile_bytes<kWidth>(row + 16 * t);
+    const KeyFactors factors(problem, found, first + lane / 4);
+    write_rows<Type, kWidth>(dk[t], factors.k, k + mine, row_of(gradients.dk, found, first), gradients.dk.strides.row,
+                             count - first);
+    write_rows<Type, kWidth>(dv[t], factors.v, v + mine, row_of(gradients.dv, found, first), gradients.dv.strides.row,
+                             count - first);
+  }
 }
 
 // ---- dq: queries as rows --------------------------------------------------------------------------------------------
@@ -142,72 +170,84 @@ __global__ void __launch_bounds__(kThreads)
 template <int kWidth>
 constexpr int kQueriesShared = 2 * tile_bytes<kWidth>(kRows);  // what begins there; keys and values, twice, are no more
 
-// Scores and dP of a warp's 16 queries (from `query` on) with a tile of keys (from `key` on) become dS, in `dscores`.
-template <bool kDrop, int kKeys>
-__device__ __forceinline__ void weigh_by_query(const Problem& problem, const Place& place, int query, int key,
-                                               const Statistics (&statistics)[2],
-                                               const float (&scores)[kKeys / 8][4], float (&dscores)[kKeys / 8][4]) {
-  const float scale = problem.scale * kLog2E;
-  using Kept = KeptByQuery<kKeys>;
-  [[maybe_unused]] Kept kept;
+// Scores and dP of a warp's 16 queries (from `query` on) with a tile of keys (from `key` on) become dS, in `gradients`.
+template <bool kDrop>
+__device__ __forceinline__ void score_gradients_by_query(const Problem& problem, const Place& place, int query, int key,
+                                                         const Statistics (&statistics)[2],
+                                                         float (&scores)[kTile / 8][4],
+                                                         float (&gradients)[kTile / 8][4]) {
+  const float scale = problem.log2_scale;
+  [[maybe_unused]] KeptByQuery<kTile> kept;
   if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key, place.head);
 #pragma unroll
-  for (int n = 0; n < kKeys / 8; ++n) {
-    if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
+  for (int n = 0; n < kTile / 8; ++n) {
+    const uint32_t columns = kDrop ? kept.columns(n) : 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float weight = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
-      dscores[n][i] = weight * (dscores[n][i] - statistics[i / 2].delta);
-    }
+    for (int i = 0; i < 4; ++i) scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
+    score_gradients<kDrop>(kept, columns, problem.keep, scores[n], [&](int i) { return statistics[i / 2].delta; },
+                           gradients[n]);
   }
 }
 
 template <typename Type, int kWidth, bool kDrop>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
     queries_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients) {
-  constexpr int kKeys = kKeyTile<kWidth>, kStage = 2 * tile_bytes<kWidth>(kKeys);
+  constexpr int kTall = kTallOf<kWidth>, kThreads = kThreadsOf<kTall>, kWarpRows = 16 * kTall;
+  constexpr int kStage = 2 * tile_bytes<kWidth>(kTile);
   const Place place = find_place(problem, problem.causal);
   if (place.begin >= place.queries) return;
   unsigned char* const memory = shared_memory();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, query = place.begin + 16 * warp;
-  const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + 15) : 0;
+  const int lane = threadIdx.x % 32, row = kWarpRows * (threadIdx.x / 32), query = place.begin + row;
+  const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + kWarpRows - 1) : 0;
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
 
   // The queries and their gradients fill the whole memory on their way to registers.
-  copy_tiles<kRows, kWidth>(memory, problem.q, gradients.dout, place, place.begin, place.queries);
+  Sources<kWidth, kThreads>(problem.q, gradients.dout, place).template copy<kRows>(memory, place.begin, place.queries);
+  const Sources<kWidth, kThreads> sources(problem.k, problem.v, place);
   copy_async_commit();
-  const Statistics statistics[2] = {load_statistics(problem, gradients, place, query + lane / 4),
-                                    load_statistics(problem, gradients, place, query + lane / 4 + 8)};
+  Statistics statistics[kTall][2];
+#pragma unroll
+  for (int i = 0; i < 2 * kTall; ++i) {
+    statistics[i / 2][i % 2] = load_statistics(problem, gradients, place, query + lane / 4 + 8 * i);
+  }
   copy_async_wait<0>();
   __syncthreads();
-  uint32_t q[kWidth / 16][4], dout[kWidth / 16][4];
-  load_operands<kWidth>(q, memory, 16 * warp);
-  load_operands<kWidth>(dout, memory + tile_bytes<kWidth>(kRows), 16 * warp);
+  unsigned char* const douts = memory + tile_bytes<kWidth>(kRows);
+  const Left<kWidth, kTall, kWidth> q(memory, memory, row), dout(douts, douts, row);
   __syncthreads();
-  if (end > 0) copy_tiles<kKeys, kWidth>(memory, problem.k, problem.v, place, 0, place.keys);
+  if (end > 0) sources.template copy<kTile>(memory, 0, place.keys);
   copy_async_commit();
 
-  float dq[kWidth / 8][4] = {};
-  for (int begin = 0, stage = 0; begin < end; begin += kKeys, stage ^= 1) {
-    const unsigned char *k = memory + stage * kStage, *v = k + tile_bytes<kWidth>(kKeys);
+  float dq[kTall][kWidth / 8][4] = {};
+  for (int begin = 0; begin < end; begin += kTile) {
+    const int stage = begin / kTile % 2;
+    const unsigned char *k = memory + stage * kStage, *v = k + tile_bytes<kWidth>(kTile);
     copy_async_wait<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
-    if (begin + kKeys < end) {
-      copy_tiles<kKeys, kWidth>(memory + (stage ^ 1) * kStage, problem.k, problem.v, place, begin + kKeys, place.keys);
+    if (begin + kTile < end) {
+      sources.template copy<kTile>(memory + (stage ^ 1) * kStage, begin + kTile, place.keys);
       copy_async_commit();
     }
     if (begin >= seen_by_any) continue;
-    float scores[kKeys / 8][4] = {}, dscores[kKeys / 8][4] = {};
-    multiply_by_rows<Type, kKeys, kWidth>(scores, q, k);
-    hide_unseen<kKeys>(problem, place, query, begin, scores);
-    multiply_by_rows<Type, kKeys, kWidth>(dscores, dout, v);
-    weigh_by_query<kDrop, kKeys>(problem, place, query, begin, statistics, scores, dscores);
-    multiply_by_tile<Type, kKeys, kWidth>(dq, dscores, k);
+    float scores[kTall][kTile / 8][4] = {}, dscores[kTall][kTile / 8][4] = {};
+    multiply_by_rows<Type, kTile>(scores, q, k);
+    multiply_by_rows<Type, kTile>(dscores, dout, v);
+    hide_unseen<kTile, kTall>(problem, place, query, begin, scores);
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) {
+      score_gradients_by_query<kDrop>(problem, place, query + 16 * t, begin, statistics[t], scores[t], dscores[t]);
+    }
+    multiply_by_tile<Type, kTile, kWidth>(dq, dscores, k);
   }
   __syncthreads();  // the tiles are scratch memory now
+  const Place found = find_place(problem, problem.causal);
   const float factor[2] = {problem.scale, problem.scale};
-  write_rows<Type, kWidth>(dq, factor, memory + warp * tile_bytes<kWidth>(16), row_of(gradients.dq, place, query),
-                           gradients.dq.strides.row, place.queries - query);
+#pragma unroll
+  for (int t = 0; t < kTall; ++t) {
+    const int first = query + 16 * t;
+    write_rows<Type, kWidth>(dq[t], factor, memory + tile_bytes<kWidth>(row + 16 * t),
+                             row_of(gradients.dq, found, first), gradients.dq.strides.row, found.queries - first);
+  }
 }
 
 // ---- Launching ------------------------------------------------------------------------------------------------------
@@ -245,19 +285,19 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
     using Type = decltype(type);
     constexpr int kWidth = decltype(width)::value;
     constexpr bool kDrop = decltype(drop)::value;
-    constexpr int kRowsPerBlock = kThreads / kRowLanes<kWidth>;
+    constexpr int kRowsPerBlock = kThreads / kRowLanes<kWidth>, kBlock = kThreadsOf<kTallOf<kWidth>>;
     const int64_t heads = in.heads * shape.batch;
     const char* error =
-        launch_blocks(statistics_kernel<Type, kWidth>, (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream,
+        launch_blocks<kThreads>(statistics_kernel<Type, kWidth>, (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream,
                       gradients, rows, by_query.queries, by_query.heads);
     if (error == nullptr && wgmma) return wgmma_backward(in, shape, gradients, stream);
     if (error == nullptr) {
-      error = launch_blocks(keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kKeysShared<kWidth>, stream, by_key,
-                            gradients);
+      error = launch_blocks<kBlock>(keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kKeysShared<kWidth>, stream,
+                                    by_key, gradients);
     }
     if (error == nullptr) {
-      error = launch_blocks(queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kQueriesShared<kWidth>, stream,
-                            by_query, gradients);
+      error = launch_blocks<kBlock>(queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kQueriesShared<kWidth>,
+                                    stream, by_query, gradients);
     }
     return error;
   });

@@ -32,27 +32,41 @@ __device__ __forceinline__ Statistics load_statistics(const Problem& problem, co
   return gradients.statistics[statistics_of(problem, place, query)];
 }
 
-// How the scores of a warp's 16 keys (from `key` on) with a tile of queries (from `query` on) become weights: element
-// [n][i] of the accumulators.
-struct WeightsByKey {
-  float scale;
-  int hidden;  // queries of the tile before the lane's first key, from the lane's first query on
+// How many rows dk and dv have; those beyond the sequence's keys are zeros.
+__device__ __forceinline__ int rows_of(const Problem& problem, const Place& place) {
+  return problem.cu_seqlens != nullptr ? place.keys : problem.keys;
+}
 
-  __device__ __forceinline__ WeightsByKey(const Problem& problem, int key, int query) : scale(problem.scale * kLog2E) {
-    const int lane = threadIdx.x % 32;
-    hidden = problem.causal ? key + lane / 4 - query - 2 * (lane % 4) : -8;  // -8: none, of the second key neither
-  }
-  __device__ __forceinline__ float weight(int n, int i, float score, float log2_sum) const {
-    return 8 * n + i % 2 < hidden + i / 2 * 8 ? 0.0f : exp2_fast(fmaf(score, scale, -log2_sum));
-  }
-};
-
-// Dropout for dP, columns [8 n, 8 n + 8) of a lane's two rows. kept: KeptByQuery or KeptByKey.
-template <typename Kept>
-__device__ __forceinline__ void drop_gradients(const Kept& kept, int n, float keep, float (&gradients)[4]) {
-  const uint32_t columns = kept.columns(n);
+// Weights of a warp's keys (from `key` on) with the queries from `query` on: 0 where a query does not see a key. Not
+// scores of -inf: a query whose sum of exponentials is no number would spoil keys that it does not see.
+template <int kQueries, int kTall = 1>
+__device__ __forceinline__ void clear_unseen(const Problem& problem, int key, int query,
+                                             float (*weights)[kQueries / 8][4]) {
+  if (!problem.causal || query >= key + 16 * kTall - 1) return;
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) gradients[i] = kept.kept(columns, i) ? gradients[i] * keep : 0.0f;
+  for (int r = 0; r < 2 * kTall; ++r) {
+    const int unseen = key + lane / 4 + 8 * r - query - 2 * (lane % 4);  // queries before the key
+#pragma unroll
+    for (int n = 0; n < kQueries / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (8 * n + i < unseen) weights[r / 2][n][r % 2 * 2 + i] = 0.0f;
+      }
+    }
+  }
+}
+
+// dS of columns [8 n, 8 n + 8) of a lane's two rows, from dP. kept: KeptByQuery or KeptByKey, of dropout. delta(i): of
+// element i.
+template <bool kDrop, typename Kept, typename Delta>
+__device__ __forceinline__ void score_gradients(const Kept& kept, uint32_t columns, float keep,
+                                                const float (&weights)[4], Delta delta, float (&gradients)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float kept_gradient = !kDrop || kept.kept(columns, i) ? gradients[i] : 0.0f;
+    gradients[i] = weights[i] * fmaf(kept_gradient, kDrop ? keep : 1.0f, -delta(i));
+  }
 }
 
 // What dk and dv of a lane's two keys, the first of them `key`, are multiplied by; 0 for keys that nobody sees.

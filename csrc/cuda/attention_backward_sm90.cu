@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_pairs(float2 (&pairs)[kTileRows / 8], const
 
 template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void add_queries(const Problem& problem, const Gradients& gradients, const Place& place,
-                                            int rows, int start, int tiles, BackwardMemory<kWidth>& memory, int group) {
+                                            int start, int tiles, BackwardMemory<kWidth>& memory, int group) {
   const int lane = threadIdx.x % 32, key = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
   unsigned char *const k = rows_of_group(memory.first, group), *const v = rows_of_group(memory.second, group);
   float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {};
@@ -122,7 +122,6 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     clear_beyond(memory, stage, place.queries - query);
     queue_by_rows<Type, kTileRows, kWidth>(scores, k, q);
     queue_by_rows<Type, kTileRows, kWidth>(dscores, v, dout);
-    const WeightsByKey by_key(problem, key, query);
     float2 log2_sums[kTileRows / 8], deltas[kTileRows / 8];
     load_pairs(log2_sums, memory.log2_sums[stage]);
     [[maybe_unused]] KeptByKey<kTileRows> kept;
@@ -134,12 +133,21 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     hold(scores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[n][i] = exp2_fast(fmaf(scores[n][i], problem.log2_scale, -(i % 2 ? log2_sums[n].y : log2_sums[n].x)));
+      }
+    }
+    clear_unseen<kTileRows>(problem, key, query, &scores);
+#pragma unroll
+    for (int n = 0; n < kTileRows / 8; ++n) {
       [[maybe_unused]] const uint32_t columns = kDrop ? kept.columns(n) : 0;
       float used[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scores[n][i] = by_key.weight(n, i, scores[n][i], i % 2 ? log2_sums[n].y : log2_sums[n].x);
-        used[i] = !kDrop || kept.kept(columns, i) ? scores[n][i] : 0.0f;
+        const bool dropped = kDrop && !kept.kept(columns, i);
+        used[i] = dropped ? 0.0f : scores[n][i];
+        if (dropped) scores[n][i] = -scores[n][i];  // dS needs the weight, and has no register for what was dropped
       }
       round_to<Type>(weights[n / 2], n % 2, used);
     }
@@ -151,9 +159,12 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     hold(dscores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
-      if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dscores[n][i] = scores[n][i] * (dscores[n][i] - (i % 2 ? deltas[n].y : deltas[n].x));
+      for (int i = 0; i < 4; ++i) {
+        const float gradient = kDrop && scores[n][i] < 0.0f ? 0.0f : dscores[n][i];
+        dscores[n][i] = fabsf(scores[n][i]) * fmaf(gradient, kDrop ? problem.keep : 1.0f,
+                                                   -(i % 2 ? deltas[n].y : deltas[n].x));
+      }
       round_to<Type>(differences[n / 2], n % 2, dscores[n]);
     }
     hold(differences);
@@ -167,11 +178,13 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     memory.ring.release(tile);
   }
 
-  const KeyFactors factors(problem, place, key + lane / 4);
+  const Place found = find_place(problem, false);
+  const int rows = rows_of(problem, found);
+  const KeyFactors factors(problem, found, key + lane / 4);
   sync_group(group);  // its keys and values are scratch memory now
-  write_rows<Type, kWidth>(dk, factors.k, scratch_of_warp<kWidth>(k), row_of(gradients.dk, place, key),
+  write_rows<Type, kWidth>(dk, factors.k, scratch_of_warp<kWidth>(k), row_of(gradients.dk, found, key),
                            gradients.dk.strides.row, rows - key);
-  write_rows<Type, kWidth>(dv, factors.v, scratch_of_warp<kWidth>(v), row_of(gradients.dv, place, key),
+  write_rows<Type, kWidth>(dv, factors.v, scratch_of_warp<kWidth>(v), row_of(gradients.dv, found, key),
                            gradients.dv.strides.row, rows - key);
 }
 
@@ -181,8 +194,7 @@ __global__ void __launch_bounds__(kBlock, 1)
                 const __grid_constant__ Maps maps) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const Place place = find_place(problem, false);
-  const int rows = problem.cu_seqlens != nullptr ? place.keys : problem.keys;  // those beyond `keys` get zeros
-  if (place.begin >= rows) return;
+  if (place.begin >= rows_of(problem, place)) return;
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
   const int start = problem.causal ? place.begin : 0, group = find_group();
   const int tiles = place.begin < place.keys ? tiles_between(start, place.queries) : 0;
@@ -192,7 +204,7 @@ __global__ void __launch_bounds__(kBlock, 1)
     if (threadIdx.x < 32) bring_queries(problem, gradients, maps, place, start, tiles, memory);
   } else {
     more_registers<kConsumerRegisters>();
-    add_queries<Type, kWidth, kDrop>(problem, gradients, place, rows, start, tiles, memory, group);
+    add_queries<Type, kWidth, kDrop>(problem, gradients, place, start, tiles, memory, group);
   }
 #else
   __trap();
@@ -215,18 +227,19 @@ template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients& gradients, const Place& place,
                                          int tiles, BackwardMemory<kWidth>& memory, int group) {
   const int lane = threadIdx.x % 32, query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
-  const float scale = problem.scale * kLog2E;
   unsigned char* const q = rows_of_group(memory.first, group);
   const Statistics statistics[2] = {load_statistics(problem, gradients, place, query + lane / 4),
                                     load_statistics(problem, gradients, place, query + lane / 4 + 8)};
   float dq[kWidth / 8][4] = {}, scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
   uint32_t differences[kTileRows / 16][4], q_rows[kWidth / 16][4], dout_rows[kWidth / 16][4];
   const auto weigh = [&](int tile) {
-    hide_unseen<kTileRows>(problem, place, query, tile * kTileRows, scores);
+    hide_unseen<kTileRows>(problem, place, query, tile * kTileRows, &scores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -statistics[i / 2].log2_sum));
+      for (int i = 0; i < 4; ++i) {
+        scores[n][i] = exp2_fast(fmaf(scores[n][i], problem.log2_scale, -statistics[i / 2].log2_sum));
+      }
     }
   };
   const auto draw = [&](int tile) {
@@ -234,12 +247,11 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), tile * kTileRows, place.head);
     return kept;
   };
-  const auto differentiate = [&]([[maybe_unused]] const KeptByQuery<kTileRows>& kept) {
+  const auto differentiate = [&](const KeptByQuery<kTileRows>& kept) {
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
-      if constexpr (kDrop) drop_gradients(kept, n, problem.keep, dscores[n]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dscores[n][i] = scores[n][i] * (dscores[n][i] - statistics[i / 2].delta);
+      score_gradients<kDrop>(kept, kDrop ? kept.columns(n) : 0, problem.keep, scores[n],
+                             [&](int i) { return statistics[i / 2].delta; }, dscores[n]);
     }
   };
 

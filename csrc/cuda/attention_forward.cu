@@ -5,79 +5,95 @@ namespace aura {
 namespace cuda {
 namespace {
 
-constexpr int kKeys = 64;  // of a tile
+constexpr int kTall = 2, kThreads = kThreadsOf<kTall>, kWarpRows = 16 * kTall;
 
-// Keys whose scores a warp holds at a time. With heads of 64 two blocks share the registers of a multiprocessor: half a
-// tile, or they would not suffice.
+// Of queries, the columns for which sums leave registers; the others are read from shared memory in every product.
 template <int kWidth>
-constexpr int kStep = kWidth == 64 ? 32 : 64;
-
+constexpr int kHeld = kWidth < 64 ? kWidth : 64;
 template <int kWidth>
-constexpr int kForwardShared = 4 * tile_bytes<kWidth>(kKeys);  // keys and values, twice
+constexpr int kKeys = kHeld<kWidth> == kWidth ? 64 : 32;  // of a tile
 
-// Add to `sums` the values of keys [begin, begin + kStep), as a warp's 16 queries weigh them.
+// In shared memory: keys and values, twice, then the queries' columns that are not held. Those that are pass through
+// what will be the second pair of tiles, and may take more, on their way to registers.
+template <int kWidth>
+constexpr int kStage = 2 * tile_bytes<kWidth>(kKeys<kWidth>);
+template <int kWidth>
+constexpr int kOthersAt = kStage<kWidth> + std::max(kStage<kWidth>, tile_bytes<kHeld<kWidth>>(kRows));
+template <int kWidth>
+constexpr int kForwardShared = kOthersAt<kWidth> + tile_bytes<kWidth - kHeld<kWidth>>(kRows);
+
+// Add to `sums` the values of a tile of keys, from `begin` on, as a warp's queries weigh them.
 template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void attend(const Problem& problem, const Place& place, int query, int begin,
-                                       const uint32_t (&q)[kWidth / 16][4], const unsigned char* k,
-                                       const unsigned char* v, Softmax& softmax, float (&sums)[kWidth / 8][4]) {
-  constexpr int kCount = kStep<kWidth>;
-  float weights[kCount / 8][4] = {};
-  multiply_by_rows<Type, kCount, kWidth>(weights, q, k);
-  hide_unseen<kCount>(problem, place, query, begin, weights);
-  float shrink[2];
-  softmax.rise(weights, problem.scale * kLog2E, shrink);
-  scale_rows(sums, shrink);
-  softmax.weigh(weights, problem.scale * kLog2E);
-  if constexpr (kDrop) drop_weights<kCount>(problem, place, query, begin, weights);
+                                       const Left<kWidth, kTall, kHeld<kWidth>>& queries, const unsigned char* k,
+                                       const unsigned char* v, Softmax<kTall>& softmax,
+                                       float (&sums)[kTall][kWidth / 8][4]) {
+  constexpr int kCount = kKeys<kWidth>;
+  const float scale = problem.log2_scale;
+  float weights[kTall][kCount / 8][4] = {}, shrink[2 * kTall];
+  multiply_by_rows<Type, kCount>(weights, queries, k);
+  hide_unseen<kCount, kTall>(problem, place, query, begin, weights);
+  if (softmax.rise(weights, scale, shrink)) shrink_rows(sums, shrink);
+  softmax.weigh(weights, scale);
+  if constexpr (kDrop) {
+#pragma unroll
+    for (int t = 0; t < kTall; ++t) drop_weights<kCount>(problem, place, query + 16 * t, begin, weights[t]);
+  }
   multiply_by_tile<Type, kCount, kWidth>(sums, weights, v);
 }
 
 template <typename Type, int kWidth, bool kDrop>
-__global__ void __launch_bounds__(kThreads, kWidth <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, 2)
     forward_kernel(const __grid_constant__ Problem problem, uint16_t* out, float* lse) {
-  constexpr int kStage = 2 * tile_bytes<kWidth>(kKeys);
+  constexpr int kCount = kKeys<kWidth>, kFirst = kHeld<kWidth>;
   const Place place = find_place(problem, problem.causal);
   if (place.begin >= place.queries) return;
   unsigned char* const memory = shared_memory();
-  const int warp = threadIdx.x / 32, query = place.begin + 16 * warp;
-  const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + 15) : 0;
+  unsigned char* const first = memory + kStage<kWidth>;
+  unsigned char* const others = kFirst < kWidth ? memory + kOthersAt<kWidth> : first;
+  const int row = kWarpRows * (threadIdx.x / 32), query = place.begin + row;
+  const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + kWarpRows - 1) : 0;
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
+  const Sources<kWidth, kThreads> sources(problem.k, problem.v, place);
 
-  // The queries pass through what will be the second pair of tiles on their way to registers.
-  copy_tile<kRows, kWidth>(memory + kStage, row_of(problem.q, place, place.begin), problem.q.strides.row,
-                           place.queries - place.begin);
+  Source<kFirst, kThreads>(problem.q, place).template copy<kRows>(first, place.begin, place.queries);
+  if constexpr (kFirst < kWidth) {
+    const View<const uint16_t> from{problem.q.data + kFirst, problem.q.strides};
+    Source<kWidth - kFirst, kThreads>(from, place).template copy<kRows>(others, place.begin, place.queries);
+  }
   copy_async_commit();
-  if (end > 0) copy_tiles<kKeys, kWidth>(memory, problem.k, problem.v, place, 0, place.keys);
+  if (end > 0) sources.template copy<kCount>(memory, 0, place.keys);
   copy_async_commit();
   copy_async_wait<1>();
   __syncthreads();
-  uint32_t q[kWidth / 16][4];
-  load_operands<kWidth>(q, memory + kStage, 16 * warp);
+  const Left<kWidth, kTall, kFirst> queries(first, others, row);
 
-  Softmax softmax;
-  float sums[kWidth / 8][4] = {};
-  for (int begin = 0, stage = 0; begin < end; begin += kKeys, stage ^= 1) {
-    const unsigned char *k = memory + stage * kStage, *v = k + tile_bytes<kWidth>(kKeys);
+  Softmax<kTall> softmax;
+  float sums[kTall][kWidth / 8][4] = {};
+  for (int begin = 0; begin < end; begin += kCount) {
+    const int stage = begin / kCount % 2;
+    const unsigned char *k = memory + stage * kStage<kWidth>, *v = k + tile_bytes<kWidth>(kCount);
     copy_async_wait<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
-    if (begin + kKeys < end) {
-      copy_tiles<kKeys, kWidth>(memory + (stage ^ 1) * kStage, problem.k, problem.v, place, begin + kKeys, place.keys);
+    if (begin + kCount < end) {
+      sources.template copy<kCount>(memory + (stage ^ 1) * kStage<kWidth>, begin + kCount, place.keys);
       copy_async_commit();
     }
-    for (int done = 0; done < kKeys && begin + done < seen_by_any; done += kStep<kWidth>) {
-      const int skip = tile_bytes<kWidth>(done);
-      attend<Type, kWidth, kDrop>(problem, place, query, begin + done, q, k + skip, v + skip, softmax, sums);
+    if (begin < seen_by_any) {
+      attend<Type, kWidth, kDrop>(problem, place, query, begin, queries, k, v, softmax, sums);
     }
   }
   softmax.finish();
   __syncthreads();  // the tiles are scratch memory now
-  write_output<Type, kWidth>(problem, place, softmax, sums, memory + warp * tile_bytes<kWidth>(16), query, out, lse);
+  write_output<Type, kWidth>(problem, find_place(problem, problem.causal), softmax, sums,
+                             memory + tile_bytes<kWidth>(row), query, out, lse);
 }
 
 bool takes(const AttentionInputs& in) {
   // Scores are scaled after the largest is found, which a scale below 0 would make the smallest.
-  return (in.width == 32 || in.width == 64 || in.width == 96 || in.width == 128) && in.scale > 0 &&
-         in.scale < INFINITY && can_be_read(in.q, in.q_strides) && can_be_read(in.k, in.k_strides) &&
+  const float scale = static_cast<float>(in.scale);
+  return (in.width == 32 || in.width == 64 || in.width == 96 || in.width == 128) && scale > 0 &&
+         scale < INFINITY && can_be_read(in.q, in.q_strides) && can_be_read(in.k, in.k_strides) &&
          can_be_read(in.v, in.v_strides);
 }
 
@@ -87,9 +103,9 @@ const char* attention_forward(const AttentionForward& job, const AttentionShape&
   const Problem problem = problem_of(job.in, shape, tiles);
   return with_types(job.in, shape, [&](auto type, auto width, auto drop) {
     constexpr int kWidth = decltype(width)::value;
-    return launch_blocks(forward_kernel<decltype(type), kWidth, decltype(drop)::value>,
-                         tiles * job.in.heads * shape.batch, kForwardShared<kWidth>, stream, problem,
-                         static_cast<uint16_t*>(job.out), static_cast<float*>(job.lse));
+    return launch_blocks<kThreads>(forward_kernel<decltype(type), kWidth, decltype(drop)::value>,
+                                   tiles * job.in.heads * shape.batch, kForwardShared<kWidth>, stream, problem,
+                                   static_cast<uint16_t*>(job.out), static_cast<float*>(job.lse));
   });
 }
 

@@ -6,67 +6,94 @@
 namespace aura {
 namespace cuda {
 
-// Of a lane's two queries, over the keys so far: the largest score, and the lane's part of the sum of exponentials. The
-// exponentials are powers of 2, and `scale` has a factor log2(e) for that.
+// Of a lane's queries, two of every 16 of its warp's, over the keys so far: a score that none exceeds by much, and the
+// lane's part of the sum of exponentials relative to it. The exponentials are powers of 2, and `scale` has a factor
+// log2(e) for that.
+template <int kTall>
 struct Softmax {
-  float largest[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};
+  // A larger score takes the place of `base_score` only from so far above on, as in FlashAttention-4 (Dao-AILab,
+  // flash_attn/cute/softmax.py): weights up to 2^8 are rounded no worse than those up to 1, and what has been added up
+  // seldom has to shrink.
+  static constexpr float kSlack = 8.0f;
+  float base_score[2 * kTall], sum[2 * kTall] = {};
 
-  // Take these scores into account in `largest`. What weights so far were added up to is to shrink by `shrink`.
-  template <int kScores>
-  __device__ __forceinline__ void rise(const float (&scores)[kScores][4], float scale, float (&shrink)[2]) {
+  __device__ __forceinline__ Softmax() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float now = largest[r];
-#pragma unroll
-      for (int n = 0; n < kScores; ++n) now = fmaxf(now, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-      now = fmaxf(now, __shfl_xor_sync(~0u, now, 1));
-      now = fmaxf(now, __shfl_xor_sync(~0u, now, 2));
-      shrink[r] = exp2_fast(largest[r] * scale - base(now, scale));
-      largest[r] = now;
-      sum[r] *= shrink[r];
-    }
+    for (int r = 0; r < 2 * kTall; ++r) base_score[r] = -INFINITY;
   }
 
-  // Scores become weights relative to the largest.
+  // Take these scores into account in `base_score`. Whether it is another now for any of the warp's queries: then what
+  // weights so far were added up to is to shrink by `shrink`.
   template <int kScores>
-  __device__ __forceinline__ void weigh(float (&scores)[kScores][4], float scale) {
+  __device__ __forceinline__ bool rise(float (*scores)[kScores][4], float scale, float (&shrink)[2 * kTall]) {
+    float largest[2 * kTall], above[2 * kTall];
+    bool rises = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float most = base(largest[r], scale);
+    for (int r = 0; r < 2 * kTall; ++r) {
+      largest[r] = base_score[r];
+#pragma unroll
+      for (int n = 0; n < kScores; ++n) {
+        const float* const two = &scores[r / 2][n][r % 2 * 2];
+        largest[r] = fmaxf(largest[r], fmaxf(two[0], two[1]));
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * kTall; ++r) {
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
+      above[r] = (largest[r] - base_score[r]) * scale;  // not a number while all are -inf
+      rises |= above[r] > kSlack;
+    }
+    if (!__any_sync(~0u, rises)) return false;
+#pragma unroll
+    for (int r = 0; r < 2 * kTall; ++r) {
+      const bool mine = above[r] > kSlack;
+      shrink[r] = mine ? exp2_fast(-above[r]) : 1.0f;
+      if (mine) base_score[r] = largest[r];
+      sum[r] *= shrink[r];
+    }
+    return true;
+  }
+
+  // Scores become weights.
+  template <int kScores>
+  __device__ __forceinline__ void weigh(float (*scores)[kScores][4], float scale) {
+#pragma unroll
+    for (int r = 0; r < 2 * kTall; ++r) {
+      // Scores of -inf alone, so far: weights of 0, not of inf - inf.
+      const float base = base_score[r] == -INFINITY ? 0.0f : base_score[r] * scale;
 #pragma unroll
       for (int n = 0; n < kScores; ++n) {
 #pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          scores[n][i] = exp2_fast(fmaf(scores[n][i], scale, -most));
-          sum[r] += scores[n][i];
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores[r / 2][n][r % 2 * 2 + i];
+          score = exp2_fast(fmaf(score, scale, -base));
+          sum[r] += score;
         }
       }
     }
   }
 
-  // Scores of -inf alone, so far: weights of 0, not of inf - inf.
-  static __device__ __forceinline__ float base(float largest, float scale) {
-    return largest == -INFINITY ? 0.0f : largest * scale;
-  }
-
   // The sums over all four lanes of a query.
   __device__ __forceinline__ void finish() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < 2 * kTall; ++r) {
       sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
     }
   }
 };
 
-// Each of a lane's two rows times its factor.
-template <int kCount>
-__device__ __forceinline__ void scale_rows(float (&sums)[kCount][4], const float (&factor)[2]) {
+// Each of a lane's rows times its factor.
+template <int kCount, int kFactors>
+__device__ __forceinline__ void shrink_rows(float (*sums)[kCount][4], const float (&factor)[kFactors]) {
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
+  for (int r = 0; r < kFactors; ++r) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[n][i] *= factor[i / 2];
+    for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sums[r / 2][n][r % 2 * 2 + i] *= factor[r];
+    }
   }
 }
 
@@ -92,26 +119,32 @@ __device__ __forceinline__ void drop_weights(const Problem& problem, const Place
   }
 }
 
-// The sum of exponentials and the output of a warp's 16 queries, once their weights are all added up.
-template <typename Type, int kWidth>
-__device__ __forceinline__ void write_output(const Problem& problem, const Place& place, const Softmax& softmax,
-                                             const float (&sums)[kWidth / 8][4], unsigned char* memory, int query,
+// The sums of exponentials and the output of a warp's queries, once their weights are all added up. memory: as
+// write_rows() takes it, for so many rows.
+template <typename Type, int kWidth, int kTall>
+__device__ __forceinline__ void write_output(const Problem& problem, const Place& place, const Softmax<kTall>& softmax,
+                                             float (*sums)[kWidth / 8][4], unsigned char* memory, int query,
                                              uint16_t* out, float* lse) {
-  const int lane = threadIdx.x % 32, rows = place.queries - query;
-  float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = softmax.sum[r];
-    factor[r] = sum == 0.0f ? 0.0f : problem.keep / sum;
-    if (lane % 4 == 0 && lane / 4 + 8 * r < rows) {
-      const float log2_sum = softmax.largest[r] * problem.scale * kLog2E + log2f(sum);
-      lse[flat_row(problem, place, query + lane / 4 + 8 * r) * problem.heads + place.head] =
-          sum == 0.0f ? -INFINITY : log2_sum * kLn2;
-    }
-  }
+  const int lane = threadIdx.x % 32;
+  const float scale = problem.log2_scale;
   const int64_t stride = int64_t{problem.heads} * kWidth;
-  uint16_t* const to = out + flat_row(problem, place, query) * stride + place.head * kWidth;
-  write_rows<Type, kWidth>(sums, factor, memory, to, stride, rows);
+#pragma unroll
+  for (int t = 0; t < kTall; ++t) {
+    const int first = query + 16 * t, rows = place.queries - first;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = softmax.sum[2 * t + r];
+      factor[r] = sum == 0.0f ? 0.0f : problem.keep / sum;
+      if (lane % 4 == 0 && lane / 4 + 8 * r < rows) {
+        const float log2_sum = softmax.base_score[2 * t + r] * scale + log2f(sum);
+        lse[flat_row(problem, place, first + lane / 4 + 8 * r) * problem.heads + place.head] =
+            sum == 0.0f ? -INFINITY : log2_sum * kLn2;
+      }
+    }
+    uint16_t* const to = out + flat_row(problem, place, first) * stride + place.head * kWidth;
+    write_rows<Type, kWidth>(sums[t], factor, memory + tile_bytes<kWidth>(16 * t), to, stride, rows);
+  }
 }
 
 }  // namespace cuda

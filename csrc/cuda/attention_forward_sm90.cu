@@ -58,9 +58,9 @@ template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void attend(const Problem& problem, const Place& place, int tiles,
                                        ForwardMemory<kWidth>& memory, int group, uint16_t* out, float* lse) {
   const int query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
-  const float scale = problem.scale * kLog2E;
+  const float scale = problem.log2_scale;
   unsigned char* const queries = rows_of_group(memory.queries, group);
-  Softmax softmax;
+  Softmax<1> softmax;
   float sums[kWidth / 8][4] = {}, scores[kKeys / 8][4], shrink[2];
   uint32_t weights[kKeys / 16][4];
 
@@ -72,9 +72,9 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     multiply_wait<0>();
     hold(scores);
     memory.keys_ring.release(0);
-    hide_unseen<kKeys>(problem, place, query, 0, scores);
-    softmax.rise(scores, scale, shrink);  // of nothing
-    softmax.weigh(scores, scale);
+    hide_unseen<kKeys>(problem, place, query, 0, &scores);
+    softmax.rise(&scores, scale, shrink);  // of nothing
+    softmax.weigh(&scores, scale);
     if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, 0, scores);
     round_to<Type, kKeys>(weights, scores);
   }
@@ -91,9 +91,9 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     multiply_wait<1>();
     hold(scores);
     memory.keys_ring.release(tile);
-    hide_unseen<kKeys>(problem, place, query, tile * kKeys, scores);
-    softmax.rise(scores, scale, shrink);
-    softmax.weigh(scores, scale);
+    hide_unseen<kKeys>(problem, place, query, tile * kKeys, &scores);
+    const bool shrinks = softmax.rise(&scores, scale, shrink);
+    softmax.weigh(&scores, scale);
     if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, tile * kKeys, scores);
     // The next turn is not to be spent waiting for keys; and this is an end_block().
     if (tile + 1 < tiles) memory.keys_ring.wait_here(tile + 1);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     hold(sums);
     hold(weights);
     memory.values_ring.release(tile - 1);
-    scale_rows(sums, shrink);
+    if (shrinks) shrink_rows(&sums, shrink);
     round_to<Type, kKeys>(weights, scores);
   }
   if (tiles > 0) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
   }
   softmax.finish();
   sync_group(group);  // its queries are scratch memory now
-  write_output<Type, kWidth>(problem, place, softmax, sums, scratch_of_warp<kWidth>(queries), query, out, lse);
+  write_output<Type, kWidth>(problem, place, softmax, &sums, scratch_of_warp<kWidth>(queries), query, out, lse);
 }
 
 template <typename Type, int kWidth, bool kDrop>

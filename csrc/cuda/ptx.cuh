@@ -18,10 +18,22 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return aura_shared_memory;
 }
 
-// 9.7.9.25 cp.async: 16 bytes from device to shared memory, both aligned to 16, beside what the thread does; the first
-// `bytes` of them are read, the rest is zeros (0: nothing is read).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes = 16) {
+// 10.7 %ctaid.x, blockIdx.x: read when this is called, so that what is found from it a second time needs no registers
+// meanwhile.
+__device__ __forceinline__ int block_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(number));
+  return number;
+}
+
+// 9.7.9.25 cp.async: 16 or 8 bytes from device to shared memory, both aligned to as many, beside what the thread does;
+// the first `bytes` of them are read, the rest is zeros (0: nothing is read).
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }

@@ -76,8 +76,8 @@ Brought<T> exchange(unsigned mask, const char* operation, const T& mine) {
   return {collect(mask, operation, &mine, sizeof(T))};
 }
 
-// cp.async: copies that are carried out when they are waited for.
-void copy_later(void* to, const void* from, int bytes);
+// cp.async: copies of `size` bytes, zeros after the first `bytes`, that are carried out when they are waited for.
+void copy_later(void* to, const void* from, int bytes, int size);
 void commit_copies();
 void wait_for_copies(int pending);
 

@@ -49,7 +49,7 @@ void body() {
 }
 
 void carry_out(const Copy& copy) {
-  std::memset(copy.to, 0, 16);
+  std::memset(copy.to, 0, copy.size);
   if (copy.bytes) std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
@@ -206,14 +206,14 @@ void fail_assertion(const char* condition) {
   std::abort();  // nobody resumes this fiber
 }
 
-void copy_later(void* to, const void* from, int bytes) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 || (bytes && reinterpret_cast<uintptr_t>(from) % 16)) {
-    fail("cp.async: an address is not aligned to 16 bytes");
+void copy_later(void* to, const void* from, int bytes, int size) {
+  if (reinterpret_cast<uintptr_t>(to) % size || (bytes && reinterpret_cast<uintptr_t>(from) % size)) {
+    fail("cp.async: an address is not aligned to the bytes of the copy");
   }
   if (eager_copies) {
-    carry_out({to, from, bytes});
+    carry_out({to, from, bytes, size});
   } else {
-    fiber->copies.push_back({to, from, bytes});
+    fiber->copies.push_back({to, from, bytes, size});
   }
 }
 

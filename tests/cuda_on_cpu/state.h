@@ -20,7 +20,7 @@ constexpr int kWarpgroup = 4 * kWarp;
 struct Copy {
   void* to;
   const void* from;
-  int bytes;
+  int bytes, size;
 };
 
 // Registers that multiplications have taken: d or a.

@@ -11,8 +11,13 @@ namespace cuda {
 inline uint32_t shared_address(const void* pointer) { return emulated::shared_address(pointer); }
 inline unsigned char* shared_memory() { return emulated::shared_memory(); }
 
-inline void copy_async_16(void* shared, const void* global, int bytes = 16) {
-  emulated::copy_later(shared, global, bytes);
+inline int block_number() { return static_cast<int>(blockIdx.x); }
+
+inline void copy_async_16(void* shared, const void* global, int bytes) {
+  emulated::copy_later(shared, global, bytes, 16);
+}
+inline void copy_async_8(void* shared, const void* global, int bytes) {
+  emulated::copy_later(shared, global, bytes, 8);
 }
 inline void copy_async_commit() { emulated::commit_copies(); }
 template <int kPending>
