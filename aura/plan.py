@@ -91,6 +91,19 @@ def optimizer_bytes(name, shapes):
     return state, 4 * max(map(sum, itertools.pairwise(matrices)))
 
 
+@functools.cache
+def _emulates_bfloat16():
+    """Whether this CPU has AVX-512 but no products of bfloat16: there oneDNN makes them in a float32 memory, which
+    torch allocates, of the result's size."""
+    cpu = torch.cpu
+    return cpu._is_avx512_supported() and not (cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def _wide(job):
+    """Bytes of each value of a product while it is made, beside those of the result."""
+    return 4 if job.device_type == "cpu" and job.precision == "bf16" and _emulates_bfloat16() else 0
+
+
 def _loss_bytes(job, rows, width, low):
     """(forward, backward) of the head with its loss: bytes at the worst moment, gradients of the head included.
 
@@ -104,17 +117,17 @@ def _loss_bytes(job, rows, width, low):
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
     if job.fused:
-        chunks = max(1, -(-logits * low // CHUNK_BYTES))
-        forward = low * hidden + 4 * head + low * vocabulary * -(-rows // chunks)
+        chunk = vocabulary * -(-rows // max(1, -(-logits * low // CHUNK_BYTES)))
+        forward = low * hidden + 4 * head + low * chunk
         if low == 2:
             rows_at_once = vocabulary if job.device_type == "cuda" else min(WEIGHT_ROWS, vocabulary)
-            forward += 2 * head + 2 * rows_at_once * width
+            forward += 2 * head + max(_wide(job) * chunk, (2 + _wide(job)) * rows_at_once * width)
         return forward, low * hidden + 4 * head
     copy = 2 * head if low == 2 else 0
     chunk = min(rows, ops.loss_rows(vocabulary, job.device_type))
     so_far = 4 * head if chunk < rows else 0
     logits, hidden = chunk * vocabulary, chunk * width
-    product = low * (logits + hidden + head)
+    product = low * (logits + hidden + head) + _wide(job) * head
     if low == 2:
         product = max(product, 2 * hidden + 6 * head)
     return copy + 8 * logits, copy + so_far + max(12 * logits, product)
@@ -138,6 +151,7 @@ class _Sizes:
         self.rows, self.width, self.layers = rows, width, config.n_layer
         self.low = 4 if job.precision == "fp32" else 2
         self.mixed = self.low == 2
+        self.wide = _wide(job)
         self.branch, self.stream, norm = self.low * rows * width, 4 * rows * width, 8 * rows
         self.head, self.square = 4 * config.vocab_size * width, width * width
         self.weights = 4 * config.parameters()
@@ -179,10 +193,13 @@ def _block_backward(job, sizes, blocks, before, made):
     apart = branch if mixed or job.config.dropout else 0  # else branch and residual have one gradient
     new = 0 if before else 16 * square  # the second projection's gradient, from where it exists
     used = 8 * square if mixed else 0  # a 16-bit copy, free once its product is done
-    moments = [(4 * branch + apart, product, 0),  # of the second projection
-               (0, widest, used),  # its weight's, widened; the GELU's output is gone
+    wide = 4 * sizes.wide  # of the MLP's own width, 4 C
+    moments = [(4 * branch + apart + wide * sizes.rows * sizes.width, 0, 0),  # of the second projection's input
+               (4 * branch + apart, product + wide * square, 0),  # of its weight
+               (0, widest, used),  # widened; the GELU's output is gone
                (4 * branch, new, used),  # of the GELU
-               (-3 * branch, new + widest, 2 * used)]  # of the first projection
+               (-3 * branch, new + product + wide * square, used),  # of the first projection's weight
+               (-3 * branch, new + widest, 2 * used)]  # widened
     if job.grad_checkpointing:  # the end of the computation anew, with what came from above
         upper = 2 * stream if blocks < sizes.layers else stream
         moments.append((stream + branch + upper + sizes.widened, 0, 0))
