@@ -100,8 +100,9 @@ def test_the_sizes_of_the_loss_are_those_of_the_kernels():
     assert (plan.CHUNK_BYTES, plan.WEIGHT_ROWS) == (loss.CHUNK_BYTES, loss.WEIGHT_ROWS)
 
 
-def test_on_a_card_the_products_of_the_fused_loss_are_made_whole():
+def test_on_a_card_the_products_of_the_fused_loss_are_made_whole(monkeypatch):
     """There aura/fused/loss.py adds the gradient of the head in one piece, not in rows that stay in a cache."""
+    monkeypatch.setattr(plan, "_emulates_bfloat16", lambda: False)
     on_cpu = plan.Job(BILLIONS, 8, 1, False, "bf16", "adamw", "cpu", fused=True)
     sizes = [plan.phases(wanted)["loss"]["loss"]
              for wanted in (on_cpu, dataclasses.replace(on_cpu, device_type="cuda"))]
