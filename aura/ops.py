@@ -132,8 +132,9 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
     scale: 1 / sqrt(D) unless given. dropout: probability of dropping an attention weight.
     lengths: int [B], how many keys of each batch entry count; a query that sees none gives zeros.
     cu_seqlens: int [documents + 1], from 0 to B * T: bounds of documents in the flattened [B * T]; tokens see their own
-    document alone. rows_apart: no document runs on into the next batch entry, which spares torch's way, whose masks
-    hold every pair of tokens, the pairs of different entries. Returns [B, T, H, D].
+    document alone. Those on a GPU nobody checks: what is outside all documents is then left as the memory was.
+    rows_apart: no document runs on into the next batch entry, which spares torch's way, whose masks hold every pair of
+    tokens, the pairs of different entries. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if _takes_heads(q, causal, cu_seqlens):

@@ -91,7 +91,10 @@ std::vector<Sequence> documents(int64_t rows, const Tensor& cu_seqlens) {
 // int64 on the device of q. Those in host memory have been checked; those of a GPU are taken as they are, since to look at
 // them is to wait for all that is queued.
 Tensor on_device(const OptionalTensor& t, const Tensor& q) {
-  return t.has_value() ? t->to(q.device(), at::kLong, /*non_blocking=*/true).contiguous() : Tensor();
+  if (!t.has_value()) return Tensor();
+  // Pinned memory would be read when the stream comes to it, and its owner may have filled it anew by then.
+  const Tensor settled = t->is_cpu() && t->is_pinned() ? t->clone() : *t;
+  return settled.to(q.device(), at::kLong, /*non_blocking=*/true).contiguous();
 }
 
 bool in_host_memory(const OptionalTensor& t) { return !t.has_value() || t->is_cpu(); }

@@ -35,8 +35,9 @@ def kernels(tmp_path_factory):
                for source, to in zip(sources, objects, strict=True)]
     assert [each.wait(LIMIT_S) for each in running] == [0] * len(running)
     subprocess.run([*with_flags, *objects, "-o", library], check=True, timeout=LIMIT_S)
-    cuda_extension.hand_over(ctypes.CDLL(str(library)))
-    yield
+    loaded = ctypes.CDLL(str(library))
+    cuda_extension.hand_over(loaded)
+    yield loaded
     module.load_gpu_kernels(0)
 
 
@@ -192,6 +193,27 @@ def test_bad_lengths_and_bounds_are_refused(lengths, bounds):
     options = [None if given is None else torch.tensor(given) for given in (lengths, bounds)]
     with pytest.raises(RuntimeError, match="lengths|cu_seqlens"):
         torch.ops.aura.attention(*test_attention.qkv(2, 20, 1, 32, BFLOAT16), True, 1.0, 0.0, None, *options)
+
+
+@pytest.mark.parametrize("sm", ["86", "90"])
+@pytest.mark.parametrize("bounds", [[0, -1000, 500], [300, 500], [0, 400, 200, 500], [130, 140, 9000], [-5, 2**40],
+                                    [500, 0], [0, 2**31 + 200, 2**33, 500]], ids=str)
+def test_wrong_bounds_on_a_gpu_stay_within_the_tensors(kernels, monkeypatch, bounds, sm):
+    """Nobody checks them there: they may give anything, but write nothing that is not the call's."""
+    monkeypatch.setenv("AURA_EMULATED_SM", sm)
+    rows, around, width = 500, 1200, 64
+    memory = [torch.full((rows + 2 * around, each), 7.0, dtype=dtype) for each, dtype in
+              ((3 * width, HALF), (width, HALF), (3 * width, HALF), (width, HALF), (1, FLOAT))]
+    inside = [each[around:around + rows] for each in memory]
+    for each in inside[:2]:
+        each.normal_()
+    limits = torch.tensor(bounds)
+    call = kernels.attention_with_bounds
+    call.restype = ctypes.c_char_p
+    call.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 4]
+    assert call(*(each.data_ptr() for each in (*inside, limits)), len(bounds) - 1, rows, 1, width) is None
+    for each in memory:
+        assert each[:around].eq(7).all() and each[around + rows:].eq(7).all()
 
 
 def test_what_the_kernels_do_not_take_is_refused():

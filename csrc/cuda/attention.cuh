@@ -84,9 +84,11 @@ __device__ __forceinline__ Place find_place(const Problem& problem, bool last_fi
     }
     const int64_t first = max(int64_t{0}, min(problem.cu_seqlens[document], rows));
     const int64_t end = max(first, min(problem.cu_seqlens[document + 1], rows));
+    const int64_t begin = (tile - first / kRows - document) * kRows;
+    const bool inside = begin >= 0 && begin < end - first;
     place.first = static_cast<int>(first);
-    place.queries = place.keys = static_cast<int>(end - first);
-    place.begin = static_cast<int>(tile - first / kRows - document) * kRows;
+    place.queries = place.keys = inside ? static_cast<int>(end - first) : 0;
+    place.begin = inside ? static_cast<int>(begin) : 0;
   } else if (problem.lengths != nullptr) {
     const int64_t length = problem.lengths[place.batch], keys = problem.keys;
     place.keys = static_cast<int>(max(int64_t{0}, min(length, keys)));
