@@ -10,7 +10,7 @@ import sys
 
 from aura.console import Console
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
-from aura.sync import FEW_AGREEMENTS, FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
+from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
 
 class _Bad(str):
@@ -207,10 +207,10 @@ def add_distributed(parser, strategy=False):
                        help="con diloco, pasos de cada proceso entre dos acuerdos")
     group.add_argument("--sync-lr", type=number(float, above=0, high=10), metavar="TASA",
                        help="con diloco, qué parte del avance medio se toma en cada acuerdo (por defecto: "
-                            f"{SYNC_LR}, o {FEW_LR} si en todo el entrenamiento hay menos de {FEW_AGREEMENTS})")
+                            f"de {FEW_LR} a {SYNC_LR}, menor cuantos más haya en todo el entrenamiento)")
     group.add_argument("--sync-momentum", type=number(float, low=0, high=0.999), metavar="M",
-                       help=f"con diloco, inercia de los acuerdos (por defecto: {SYNC_MOMENTUM}, o {FEW_MOMENTUM} si "
-                            f"hay menos de {FEW_AGREEMENTS})")
+                       help=f"con diloco, inercia de los acuerdos (por defecto: de {FEW_MOMENTUM} a "
+                            f"{SYNC_MOMENTUM}, mayor cuantos más haya)")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")

@@ -150,8 +150,8 @@ def make_sync(args, dist, module, steps, loss_fn, precision, batch, unit="tokens
     if method == "diloco":
         lr, momentum = sync.outer_step(args, steps)
         dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
-                   f"{max(1, steps // args.sync_every)} en todo el entrenamiento (--sync-lr {lr:g} --sync-momentum "
-                   f"{momentum:g}); se validan y se guardan los pesos acordados.")
+                   f"{max(1, steps // args.sync_every)} en todo el entrenamiento (--sync-lr {lr:.3g} --sync-momentum "
+                   f"{momentum:.3g}); se validan y se guardan los pesos acordados.")
         if sync.few_agreements(args, steps):
             dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores pueden enseñar más: «Lotes "
                        "menores» en docs/wsl2.md.")

@@ -16,9 +16,10 @@ from aura.errors import UserError, agreed
 METHODS = ("ddp", "fp16", "diloco")
 SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
-# In a run of fewer agreements the published momentum costs more than it earns: see the losses at 26 in docs/wsl2.md. A
-# small model ended alike with either a little above 100.
-FEW_AGREEMENTS, FEW_LR, FEW_MOMENTUM = 100, 0.9, 0.5
+FEW_AGREEMENTS = 100  # fewer, and what each machine learns of the other comes late: docs/wsl2.md
+# A momentum of m remembers 1 / (1 - m) agreements, and what it still holds when the run ends is lost: at most one in so
+# many of the run's. docs/wsl2.md has the losses at 26 and 104 agreements, with this and as published.
+RECALL, FEW_LR, FEW_MOMENTUM = 30, 0.9, 0.5
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,18 @@ def check(method, args, sharded):
 
 
 def outer_step(args, steps):
-    """(learning rate, momentum) of diloco's agreements in a run of so many steps; what the arguments give wins."""
-    lr, momentum = (FEW_LR, FEW_MOMENTUM) if few_agreements(args, steps) else (SYNC_LR, SYNC_MOMENTUM)
+    """(learning rate, momentum) of diloco's agreements in a run of so many steps; what the arguments give wins.
+
+    As published from 10 * RECALL agreements on; of fewer the momentum is less and the rate more, evenly between the
+    published and the FEW ones."""
+    momentum = min(SYNC_MOMENTUM, max(FEW_MOMENTUM, 1 - RECALL * args.sync_every / max(1, steps)))
+    lr = FEW_LR + (SYNC_LR - FEW_LR) * (momentum - FEW_MOMENTUM) / (SYNC_MOMENTUM - FEW_MOMENTUM)
     return (lr if args.sync_lr is None else args.sync_lr,
             momentum if args.sync_momentum is None else args.sync_momentum)
 
 
 def few_agreements(args, steps):
-    """Whether a run of so many steps agrees too seldom for the published momentum."""
+    """Whether a run of so many steps agrees so seldom that smaller batches are worth their cost."""
     return steps < FEW_AGREEMENTS * args.sync_every
 
 
