@@ -14,10 +14,11 @@ from tests.support import ROOT, corpus_text
 
 torch.set_num_threads(1)
 # A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
-LONGEST_FIRST = ("test_slurm.py", "test_train_gpt2.py", "test_launch_distributed.py", "test_train_distributed.py",
-                 "test_attention.py", "test_train_tensordock.py", "test_fsdp.py", "test_sync.py", "test_elastic.py",
-                 "test_hrm_training.py", "test_sync_network.py", "test_norms.py", "test_extension.py",
-                 "test_distributed.py", "test_network.py", "test_sanitized.py")
+LONGEST_FIRST = ("test_cuda_emulated.py", "test_launch_distributed.py", "test_train_gpt2.py", "test_sync_network.py",
+                 "test_train_tensordock.py", "test_attention.py", "test_doctor.py", "test_train_distributed.py",
+                 "test_slurm.py", "test_sanitized.py", "test_elastic.py", "test_network.py", "test_distributed.py",
+                 "test_hrm_training.py", "test_extension.py", "test_norms.py", "test_console.py",
+                 "test_gpu_benchmark.py", "test_sync.py", "test_hrm.py", "test_plan.py", "test_fsdp.py")
 
 
 def pytest_configure(config):

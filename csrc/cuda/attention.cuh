@@ -432,13 +432,17 @@ inline bool can_be_read(const void* data, const Strides& strides) {
 
 // Heads whose blocks are numbered tile by tile. Under the causal mask blocks have ways of different lengths; begun with
 // the longest over several heads, the last to end leave little of a card idle (list scheduling: Graham 1969). But blocks
-// that run together should find what they read in the card's L2: as many heads as half of it holds, and no more than
-// bring the order close to that of all.
+// that run together should find what they read in the card's L2: no more heads than half of it holds, and no more than
+// bring the order close to that of all; about as many each time, since few at the end would leave the card idle again.
 inline int heads_together(const AttentionInputs& in, const AttentionShape& shape) {
   constexpr int64_t kMost = 16;
   if (!in.causal || shape.cu_seqlens != nullptr) return 1;
   const int64_t head_bytes = 2 * 2 * in.width * max(in.queries, int64_t{1});  // of two tensors
-  return static_cast<int>(std::clamp<int64_t>(device_attribute(cudaDevAttrL2CacheSize) / 2 / head_bytes, 1, kMost));
+  const int64_t heads = max(shape.batch * in.heads, int64_t{1});
+  const int64_t most =
+      std::clamp<int64_t>(device_attribute(cudaDevAttrL2CacheSize) / 2 / head_bytes, 1, std::min(kMost, heads));
+  const int64_t times = (heads + most - 1) / most;
+  return static_cast<int>((heads + times - 1) / times);
 }
 
 inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape, int64_t tiles) {
