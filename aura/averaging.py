@@ -58,7 +58,8 @@ def connect(seconds):
 
 
 def start(payload, count, groups, owed, wait):
-    """The mean over the ranks of what each has put into pack_all(): an object with advance() and mean().
+    """The mean over the ranks of what each has put into pack_all(): an object with advance(), share(), is_over() and
+    mean().
 
     count: of the values. groups: connect()'s. owed: the last object's, nothing_owed() before the first. wait(work):
     until a c10d.Work ends.
@@ -103,6 +104,12 @@ class Gathered:
     def advance(self):
         """There is nothing to do on the way."""
 
+    share = advance
+
+    def is_over(self):
+        """Whether mean() would not wait."""
+        return self.exchange.is_over()
+
     def mean(self, device):
         """float32 [count] on the device, the same bits on every rank; None where nobody's weight is above 0. Waits."""
         return _mean(self.exchange.wait(self.wait), self.count, device)[1]
@@ -121,13 +128,22 @@ class Parted:
 
     def advance(self):
         """Send the mean of this rank's part if all of it has arrived. To be called now and then."""
-        if self.means is None and self.exchange.is_over():
+        if self.exchange.is_over():
+            self.share()
+
+    def share(self):
+        """Wait for this rank's part and send its mean: from here on no other rank waits for anything that this one has
+        to do."""
+        if self.means is None:
             self._send()
+
+    def is_over(self):
+        """Whether mean() would not wait."""
+        return self.means is not None and self.means.is_over()
 
     def mean(self, device):
         """float32 [count] on the device, the same bits on every rank; None where nobody's weight is above 0. Waits."""
-        if self.means is None:
-            self._send()
+        self.share()
         means = self.means.wait(self.wait)
         weights, parts = zip(*(unpack(payload, self.size, device) for payload in means), strict=True)
         return torch.cat(parts)[:self.count] if weights[0] else None

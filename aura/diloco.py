@@ -14,7 +14,8 @@ import itertools
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as c10d
@@ -35,12 +36,14 @@ LAG = 2  # steps after which every rank acts on what was told in one: a message 
 @dataclass
 class Flight:
     """One fragment on its way. payload: what of this rank's is sent. local: its weights when it left; what was gained
-    since is told by them. average: averaging.start() of the payload."""
+    since is told by them. average: averaging.start() of the payload. begun: when it left, later by what did not
+    count; None once it has arrived and its time is known."""
 
     fragment: int
     payload: torch.Tensor
     local: torch.Tensor
     average: object = None
+    begun: float | None = field(default_factory=time.monotonic)
 
 
 class DiLoCo:
@@ -64,12 +67,23 @@ class DiLoCo:
         fragments, size = min(FRAGMENTS, every), len(self.agreed_flat)
         self.cuts = [size * number // fragments for number in range(fragments + 1)]
         self.due = {(number + 1) * every // fragments % every: number for number in range(fragments)}
-        # Of their own: one gloo group carries two things at a time, and a message must not wait for a fragment.
-        self.wire = within(3 * dist.timeout, lambda: averaging.connect(dist.timeout))  # and Ctrl+C is heard
+        self.talk, self.wire = self._connect()
         self.owed = [averaging.nothing_owed(end - begin, dist.world_size)
                      for begin, end in itertools.pairwise(self.cuts)]
         self.flight, self.messages, self.own = None, deque(), None
         self.request, self.begun, self.step_s = None, None, deque(maxlen=every)
+        self.flight_s = deque(maxlen=FRAGMENTS)
+
+    def _connect(self):
+        """The groups that messages and fragments have for themselves: one gloo group carries two things at a time, and
+        a message must not wait for a fragment. What a fast rank sends a slow one takes up LAG steps later and more,
+        which gloo's time-out counts and _wait() does not."""
+        seconds = (LAG + 2) * self.dist.timeout
+        try:  # Ctrl+C is heard meanwhile
+            return within(4 * self.dist.timeout, lambda: (
+                c10d.new_group(backend="gloo", timeout=timedelta(seconds=seconds)), averaging.connect(seconds)))
+        except TimeoutError as problem:
+            raise c10d.DistNetworkError(str(problem)) from problem
 
     def wrap(self, model):
         """`model` as it is: nothing of it travels in backward."""
@@ -98,6 +112,7 @@ class DiLoCo:
             self._tell(step, trouble)
             if self.flight:
                 self.flight.average.advance()
+                self._time_flight()
             if step % self.every in self.due and not last:
                 self._arrive()
                 self._depart(self.due[step % self.every])
@@ -107,6 +122,8 @@ class DiLoCo:
             while self.messages and (settle or len(self.messages) > LAG):
                 known.append(self._hear(*self.messages.popleft()))
                 settle = settle or known[-1].stop
+            if settle and self.flight:  # or another rank would wait for this one's half through an evaluation
+                self.flight.average.share()
         return known
 
     def retreat(self):
@@ -118,10 +135,14 @@ class DiLoCo:
     @contextlib.contextmanager
     def agreed(self):
         """A block in which the module holds the agreed weights."""
+        begun = time.monotonic()
         with swapped(self.weights, self.parameters):
             yield
-        # What is done with them, an evaluation or a checkpoint, is no part of a step.
-        self.begun = self.begun and time.monotonic()
+        # What is done with them, an evaluation or a checkpoint, is no part of a step, nor of a fragment's way.
+        now = time.monotonic()
+        self.begun = self.begun and now
+        if self.flight and self.flight.begun:
+            self.flight.begun += now - begun
 
     def close(self):
         """Let what is under way arrive before the group ends; it is forgotten, own_state() has told of it."""
@@ -166,7 +187,7 @@ class DiLoCo:
         faults, signals = ([0.0] * self.dist.world_size for _ in range(2))
         faults[self.dist.rank], signals[self.dist.rank] = float(bool(trouble)), float(signal_number)
         message = torch.tensor([*((0.0, 0.0) if trouble else (loss, count)), *faults, *signals], dtype=torch.float64)
-        self.messages.append((step, message, c10d.all_reduce(message, group=self.dist.control, async_op=True)))
+        self.messages.append((step, message, c10d.all_reduce(message, group=self.talk, async_op=True)))
 
     def _hear(self, step, message, work):
         self._wait(work)
@@ -200,21 +221,39 @@ class DiLoCo:
                                          self._wait)
 
     def _wait(self, work):
-        """work.wait(), whose end is the group's time-out. But not for who has said that it failed and is about to
-        leave; and once this process was asked to stop, not for others that are not to be heard of for so long that it
-        might be killed before it has saved anything."""
-        begun = asked = time.monotonic()
-        patience = max(PATIENCE_S, 2 * max(self.step_s, default=0.0))
+        """work.wait(), until nothing has been heard of the others for the session's time-out. But not for who has said
+        that it failed and is about to leave; and once this process was asked to stop, not for so long that it might be
+        killed before it has saved anything."""
+        asked = last = time.monotonic()
+        patience, heard = self._patience(), 0
         while not work.is_completed():
             now = time.monotonic()
-            if self.request and self.request.number and now - begun > patience:
+            arrived = sum(message.is_completed() for *_, message in self.messages)  # of steps before this rank's
+            if arrived > heard:
+                heard, last = arrived, now
+            if self.request and self.request.number and now - last > patience:
                 raise c10d.DistNetworkError(f"nada en {patience:.0f} s, y se pidió parar")
+            if now - last > self.dist.timeout:
+                raise c10d.DistNetworkError(f"nada en {self.dist.timeout:g} s")
             if now - asked > ASK_S:
                 if self.dist.failure():
                     raise c10d.DistNetworkError("otro proceso ha fallado")
                 asked = now
             time.sleep(POLL_S)
         work.wait()
+
+    def _patience(self):
+        """Seconds for which ranks that are well may not be heard of: the session's time-out while nobody knows what a
+        step takes, or a fragment, where one is under way."""
+        if not self.step_s or (self.flight and not self.flight_s):
+            return self.dist.timeout
+        return max(PATIENCE_S, 2 * max(self.step_s), 2 * max(self.flight_s, default=0.0))
+
+    def _time_flight(self):
+        """Note how long what is under way has taken, once it is over."""
+        if self.flight.begun and self.flight.average.is_over():
+            self.flight_s.append(time.monotonic() - self.flight.begun)
+            self.flight.begun = None
 
     def _arrive(self):
         """Wait for what is under way, if anything, and take the outer step with it: Nesterov's as torch.optim.SGD
@@ -234,6 +273,7 @@ class DiLoCo:
         """(mean change over the ranks that had one, None if none had; the place of the fragment)."""
         flight = self.flight
         mean = flight.average.mean(self.agreed_flat.device)
+        self._time_flight()
         self.owed[flight.fragment] = flight.average.owed
         return mean, self._place(flight.fragment)
 

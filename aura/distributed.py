@@ -35,10 +35,10 @@ THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
 SAME_EVERYWHERE = (
     "preset", "n_layer", "n_head", "n_embd", "n_ff", "h_cycles", "l_cycles", "segments", "seq_len", "dropout",
     "ponder_price", "reinject", "document_attention", "vocab_size", "max_len", "doc_stride", "question_len", "padding",
-    "max_train_examples", "max_val_examples", "batch_size", "grad_accum", "epochs", "max_steps", "lr", "min_lr_ratio",
-    "beta2", "weight_decay", "warmup_ratio", "warmup_steps", "schedule", "optimizer", "grad_clip", "ema", "seed",
-    "nan_policy", "eval_interval", "eval_windows", "checkpoint_freq", "strategy", "fsdp", "sync", "sync_every",
-    "sync_lr", "sync_momentum")
+    "max_train_examples", "max_val_examples", "stream", "benchmark", "precision", "batch_size", "grad_accum", "epochs",
+    "max_steps", "lr", "min_lr_ratio", "beta2", "weight_decay", "warmup_ratio", "grad_clip", "ema", "seed",
+    "nan_policy", "eval_interval", "eval_windows", "sample_length", "sample_prompt", "checkpoint_freq", "backend",
+    "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum")
 FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
 
 
@@ -59,6 +59,7 @@ class Session:
     store: object = None
     control: object = None  # a gloo group for objects and CPU tensors, whatever carries the gradients
     machines: list = field(default_factory=list)  # the address of every rank's machine
+    devices: list = field(default_factory=list)  # the type of every rank's device
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
     turns: int = 0  # of run_on_main
@@ -229,7 +230,8 @@ class Session:
             return silent
 
         try:
-            self.silent = within(FAREWELL_SECONDS + 2, ask)
+            with backends.quiet_stderr():
+                self.silent = within(FAREWELL_SECONDS + 2, ask)
         except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
             self.silent = [0] if self.rank else []
         return f"; {placement.told('no contesta', self.silent)}" if self.silent else ""
@@ -249,14 +251,18 @@ class Session:
         if self.sharded:
             sharding.shard(module, optimizer, self, dtype)
 
+    def by_rows(self, module):
+        """The parameters whose gradients travel by rows (see exchange.py): where all ranks have CPUs, since all of them
+        must exchange alike."""
+        on_cpus = set(self.devices or [self.device.type]) == {"cpu"}
+        return module.row_gradients() if on_cpus and hasattr(module, "row_gradients") else []
+
     def wrap(self, module):
         """`module` under DistributedDataParallel, or itself when there is no group or it is cut."""
         if not self.grouped or self.sharded:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
-        by_rows = []
-        if self.device.type == "cpu" and hasattr(module, "row_gradients"):
-            by_rows = module.row_gradients()
+        by_rows = self.by_rows(module)
         apart = set(map(id, by_rows))  # torch.compile's module calls them by other names
         parallel = torch.nn.parallel.DistributedDataParallel
         parallel._set_params_and_buffers_to_ignore_for_model(
@@ -336,13 +342,17 @@ def _say_farewell(dist):
     """After a failure: rank 0, whose process may hold the store, leaves last, so that the others can read why."""
     if 0 in dist.silent:  # and its store with it
         return
-    with backends.quiet_stderr(), contextlib.suppress(RuntimeError):
+
+    def leave():
         dist.store.set(f"left/{dist.rank}", "1")
         deadline = time.monotonic() + FAREWELL_SECONDS
         keys = [f"left/{rank}" for rank in range(dist.world_size)
                 if rank not in dist.silent and dist.store.check([f"joined/{rank}"])]
         while dist.main and time.monotonic() < deadline and not dist.store.check(keys):
             time.sleep(POLL_SECONDS)
+
+    with backends.quiet_stderr(), contextlib.suppress(RuntimeError, TimeoutError):
+        within(FAREWELL_SECONDS + 2, leave)
 
 
 @contextlib.contextmanager
@@ -466,6 +476,7 @@ def _start_group(dist, place, peers, wanted):
                         f"conectarse entre sí{through} en {dist.timeout:g} s: deje pasar en el cortafuegos todo el "
                         "TCP entre las máquinas, y no solo ese puerto, o elija otra red con GLOO_SOCKET_IFNAME"
                         ) from problem
+    dist.devices = dist.gather_objects(dist.device.type)
     dist.print_each(f"rank={dist.rank} local_rank={dist.local_rank} world_size={dist.world_size} "
                     f"backend={dist.backend} dispositivo={dist.device} ({backends.device_name(dist.device)}) "
                     f"máquina={peers[dist.rank]['host']} según {place.source}")

@@ -114,5 +114,7 @@ def _grouped(parameters):
 
 def _scale(peak, before):
     """The power of two that puts `peak` at or below USUAL; the one of before where there is no peak."""
-    scale = torch.exp2(torch.floor(torch.log2(USUAL / peak)))
-    return torch.where(scale.isfinite() & (scale > 0), scale, before)
+    wanted = USUAL / peak
+    # Its highest bit. A logarithm of a power of two may fall short of it, on one rank's device and not on another's.
+    scale = wanted / (2 * torch.frexp(wanted).mantissa)
+    return torch.where(wanted.isfinite() & (wanted > 0), scale, before)

@@ -191,7 +191,7 @@ def train(args, dist, data, config):
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)
     if args.benchmark:
-        precision = start.choose_precision(args.precision, dist.device)
+        precision = start.agree_precision(args, dist)
         scaling.benchmark(args, dist, pretrain.make_loaders(args, dist, data)[0], precision, config, model, loss)
         return EXIT_OK
     optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))

@@ -140,9 +140,7 @@ def _seconds(work, device):
 
 def _by_rows(dist, module, parameters):
     """Numbers of the parameters that dist.wrap keeps from DistributedDataParallel."""
-    if dist.device.type != "cpu" or not hasattr(module, "row_gradients"):
-        return ()
-    apart = {id(parameter) for parameter in module.row_gradients()}
+    apart = set(map(id, dist.by_rows(module)))
     return tuple(number for number, parameter in enumerate(parameters) if id(parameter) in apart)
 
 

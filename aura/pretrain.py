@@ -167,7 +167,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
     target_hours: as report.Reporter takes them. description: name of the JSON beside the model. same_data: refuse to go
     on with another data set. begin_step(step, steps): called before each step. measured: as scaling.recorded gives it.
     """
-    precision = start.choose_precision(args.precision, dist.device)
+    precision = start.agree_precision(args, dist)
     tokenizer = data.load_tokenizer()
     loader, validation = make_loaders(args, dist, data)
     with loader, heartbeat.beating(args.log_dir, dist) as clock:

@@ -59,6 +59,21 @@ def choose_precision(name, device):
     return loop.Precision(name, device)
 
 
+def agree_precision(args, dist):
+    """The Precision of every rank, to be called on all of them: as choose_precision() has it or, where 'auto' gives not
+    all the same, what all of them can do, since gradients that are averaged must have been scaled alike. With diloco,
+    where none are, each has its own."""
+    own = choose_precision(args.precision, dist.device)
+    names = dist.gather_objects(own.name)
+    if len(set(names)) == 1 or args.sync == "diloco":
+        return own
+    common = "fp32" if "fp32" in names else "fp16"
+    told = ", ".join(f"{name} en el rango {names.index(name)}" for name in dict.fromkeys(names))
+    dist.print(f"--precision auto: no todos los procesos pueden lo mismo ({told}); calculan todos en {common}. Con "
+               "--sync diloco cada uno usaría la suya.")
+    return loop.Precision(common, dist.device)
+
+
 def require_memory(config, dist, way_out):
     """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter), cut into dist.shards,
     exceed the device. way_out: Spanish for what to ask for instead."""

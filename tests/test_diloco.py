@@ -1,8 +1,10 @@
 """DiLoCo against a plain one on one vector in one process, with Nesterov by torch: real processes agree on the same."""
 
 import contextlib
+import dataclasses
 import itertools
 import threading
+import time
 
 import pytest
 import torch
@@ -72,9 +74,9 @@ def steps_of(every):
 # ---- In the processes ---------------------------------------------------------------------------------------------
 
 
-def advance(synced, step, last=False):
+def advance(synced, step, **options):
     synced.weigh(torch.tensor(1.0), 1, StopRequest(), None)
-    return synced.advance(step, "", Clock(synced.dist), last=last)
+    return synced.advance(step, "", Clock(synced.dist), **options)
 
 
 def train(dist, every):
@@ -152,6 +154,51 @@ def between(dist):
     return left
 
 
+def settled(dist):
+    """Whether the mean of this rank's part has left when all ranks have settled and may be busy for long."""
+    synced = DiLoCo(dist, layers(), 20)
+    for step in (1, 2):
+        advance(synced, step)
+    synced.flight.average.exchange.is_over = lambda: False  # as on a slow network
+    advance(synced, 3, settle=True)
+    left = getattr(synced.flight.average, "means", None) is not None
+    del synced.flight.average.exchange.is_over
+    advance(synced, 4, last=True)
+    return left
+
+
+def slower(dist):
+    """The steps that are known where the other ranks take a little less than the time-out for each: what a fast one
+    sends is taken by them some steps later."""
+    synced, known = DiLoCo(dataclasses.replace(dist, timeout=3.0), layers(), 20), []
+    for step in range(1, 5):
+        if not dist.main:
+            time.sleep(1.7)
+        known += advance(synced, step, last=step == 4)
+    return [each.step for each in known]
+
+
+def patience(dist):
+    """For how long a rank that was asked to stop would wait for the others: before a step, after one, after long ones,
+    with a fragment of unknown time under way, and with one like those before; how many of the fragments of a run have
+    been timed, and the longest of those and of one that was under way during a pause."""
+    synced, found = DiLoCo(dist, layers(), 8), []
+    flight = diloco.Flight(0, None, None)
+    for synced.step_s, synced.flight, synced.flight_s in (
+            ([], None, [1.0]), ([0.1], None, []), ([0.1, 100.0], None, []), ([0.1], flight, []),
+            ([0.1], flight, [30.0, 3.0])):
+        found.append(synced._patience())
+    synced = DiLoCo(dist, layers(), 8)
+    synced.flight_s = []
+    for step in range(1, 6):
+        advance(synced, step)
+    with synced.agreed():
+        time.sleep(5.0 * (dist.world_size == 2))
+    for step in (6, 7):
+        advance(synced, step, last=step == 7)
+    return found, len(synced.flight_s), max(synced.flight_s)
+
+
 def lost(dist):
     """This rank's own weights and the agreed ones after the exchange of a fourth fragment has failed, in the last
     agreement of all; and whether a failure before it leaves the agreed ones alone."""
@@ -185,7 +232,8 @@ def asked_to_stop(dist):
         if not dist.main:
             dist.store.wait([f"late {step}"])
         synced.weigh(torch.tensor(1.0), 1, request, None)
-        synced.step_s.extend([100.0] * (step == 2))  # steps that take as long: being late is no sign of being gone
+        # With steps that take as long being late is no sign of being gone.
+        synced.step_s.append(100.0 if step == 2 else 0.01)
         if dist.main and step == 2:
             threading.Timer(1.0, lambda: dist.store.set("late 2", "1")).start()
         try:
@@ -226,8 +274,8 @@ def told_of_failure(dist):
 
 
 def everything(dist, folder):
-    size, work = dist.world_size, (drift, spoilt, nobody, between, lost, asked_to_stop, looked_at,
-                             told_of_failure)
+    size, work = dist.world_size, (drift, spoilt, nobody, between, settled, slower, patience, lost, asked_to_stop,
+                                   looked_at, told_of_failure)
     torch.save({**{every: train(dist, every) for every in CASES[size]}, **{each.__name__: each(dist) for each in work}},
                folder / f"{size}-{dist.rank}.pt")
 
@@ -342,6 +390,17 @@ def test_who_is_asked_to_stop_waits_for_late_ones_but_not_for_ever(runs, size):
 
 
 @pytest.mark.parametrize("size", CASES)
+def test_patience_with_who_is_well_is_reckoned_by_what_a_step_and_a_fragment_take(runs, size):
+    for found, timed, longest in (rank["patience"] for rank in runs[size]):
+        assert found == [60.0, diloco.PATIENCE_S, 200.0, 60.0, 60.0] and timed >= 5 + diloco.FRAGMENTS and longest < 5.0
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_a_slow_rank_may_take_nearly_the_time_out_for_every_step(runs, size):
+    assert all(rank["slower"] == [1, 2, 3, 4] for rank in runs[size])
+
+
+@pytest.mark.parametrize("size", CASES)
 def test_an_evaluation_is_no_part_of_the_step_that_patience_is_reckoned_by(runs, size):
     for rank in runs[size]:
         before, after = rank["looked_at"]
@@ -369,6 +428,10 @@ def test_where_nobody_has_anything_to_say_there_is_no_mean_and_debts_stay(runs, 
 
 def test_the_mean_of_a_part_leaves_while_steps_go_on(runs):
     assert all(rank["between"] for rank in runs[3])
+
+
+def test_no_rank_waits_for_a_part_of_one_that_evaluates(runs):
+    assert all(rank["settled"] for rank in runs[3])
 
 
 @pytest.mark.parametrize("size", CASES)

@@ -295,3 +295,18 @@ print(json.dumps([key for key in set(before) | set(os.environ) if before.get(key
 """)
     code, output = run([path], tmp_path)
     assert code == 0 and json.loads(output.splitlines()[-1]) == []
+
+
+def test_rank_0_that_stands_still_while_groups_connect_is_named(tmp_path):
+    """Its process has the store, which then answers to nothing any more."""
+    path = program(tmp_path, """import signal
+from aura import averaging
+from aura.diloco import DiLoCo
+if dist.main:
+    averaging.connect = lambda seconds: os.kill(os.getpid(), signal.SIGSTOP)
+DiLoCo(dist, torch.nn.Linear(2, 2), 8)""")
+    path.write_text(path.read_text().replace("dist_timeout=20.0", "dist_timeout=1.0"))
+    with ranks([path], [tmp_path] * 2) as processes:
+        code, output = processes[1].finish()
+    assert code == 3 and output.count("error: se ha perdido la comunicación con otro proceso") == 1
+    assert "no contesta el rango 0" in output and len(output.splitlines()) == 2, output

@@ -224,6 +224,13 @@ def test_parameters_that_travel_by_rows_are_known_by_their_numbers():
     assert [names[number] for number in found.by_rows] == ["bert.tokens.weight"]
 
 
+def test_no_gradient_travels_by_rows_where_one_rank_has_a_card():
+    """There all of it is DistributedDataParallel's, and ranks that exchange differently wait for each other."""
+    module = bert.QuestionAnswering(bert.BertConfig(400, 16, 1, 2, 32, 48))
+    for devices, count in (([], 1), (["cpu"] * 3, 1), (["cpu", "cuda"], 0), (["cuda", "cpu"], 0)):
+        assert len(Session(devices=devices).by_rows(module)) == count
+
+
 @pytest.mark.parametrize(("mbit", "most"), [(1000, 12), (50, 12), (10, 9), (3, 9), (0.3, 9)])
 def test_the_network_is_measured_in_seconds_however_slow(monkeypatch, mbit, most):
     spent = []

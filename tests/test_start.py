@@ -1,0 +1,55 @@
+"""What all ranks must find alike before the loop begins."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import hrm_training_small_100m
+import train_distributed
+import train_gpt2_spanish
+from aura import start
+from aura.distributed import SAME_EVERYWHERE, Session
+
+# Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
+# rank 0 alone does, and who each of them is. --resume is compared by what it means.
+MAY_DIFFER = {"attention", "checkpoint_dir", "compile", "data_dir", "dataset", "dataset_max_tokens", "dataset_name",
+              "dist_timeout", "distributed", "grad_checkpointing", "help", "keep_checkpoints", "keep_every",
+              "local_rank", "log_dir", "log_interval", "master_addr", "master_port", "model", "num_workers", "output",
+              "prepare", "rank", "results_dir", "resume", "tokenizer", "val_fraction", "world_size"}
+
+
+class Ranks(Session):
+    """The first rank of a group whose members say `names`."""
+
+    def __init__(self, names):
+        super().__init__(world_size=len(names))
+        self.names = names
+
+    def gather_objects(self, value):
+        return [value, *self.names[1:]]
+
+
+@pytest.mark.parametrize("names,sync,wanted", [
+    (["fp32", "fp32"], "auto", "fp32"), (["fp32", "bf16"], "ddp", "fp32"), (["fp32", "fp16"], "fp16", "fp32"),
+    (["fp32", "fp16", "bf16"], "auto", "fp32"), (["bf16", "fp16"], "auto", "fp16"), (["fp16", "bf16"], "ddp", "fp16"),
+    (["bf16", "fp16"], "diloco", "bf16"), (["fp32", "bf16"], "diloco", "fp32")])
+def test_all_ranks_take_a_precision_that_all_of_them_have(monkeypatch, capsys, names, sync, wanted):
+    """Or gradients that are averaged would be of different loss scales."""
+    device = torch.device("cpu")
+    if names[0] != "fp32":  # as if it were a card
+        device = SimpleNamespace(type="cuda")
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: names[0] == "bf16")
+        monkeypatch.setattr(start.loop, "Precision", lambda name, device: SimpleNamespace(name=name))
+    dist = Ranks(names)
+    dist.device = device
+    assert start.agree_precision(SimpleNamespace(precision="auto", sync=sync), dist).name == wanted
+    said = capsys.readouterr().out
+    assert bool(said) == (len(set(names)) > 1 and sync != "diloco")
+    assert not said or (f"{names[1]} en el rango 1" in said and f"calculan todos en {wanted}" in said)
+
+
+def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
+    scripts = (train_gpt2_spanish, hrm_training_small_100m, train_distributed)
+    names = {action.dest for script in scripts for action in script.build_parser()._actions}
+    assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
