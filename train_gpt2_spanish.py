@@ -84,7 +84,7 @@ def main():
             return EXIT_OK
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        start.require_memory(config, dist, pretrain.SMALLER)
+        start.require_memory(args, config, dist, pretrain.SMALLER)
         ops.use(args.attention, dist.device)
         model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))

@@ -185,7 +185,7 @@ def run(parser, presets):
 
 def train(args, dist, data, config):
     """Build the model and train it; returns the exit code."""
-    start.require_memory(config, dist, pretrain.SMALLER)
+    start.require_memory(args, config, dist, pretrain.SMALLER)
     ops.use(args.attention, dist.device)
     model = dist.build(lambda: hrm.HRM(config), lambda model: model.init_weights(args.seed))
     model.grad_checkpointing = args.grad_checkpointing

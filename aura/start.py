@@ -74,13 +74,18 @@ def agree_precision(args, dist):
     return loop.Precision(common, dist.device)
 
 
-def require_memory(config, dist, way_out):
-    """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter), cut into dist.shards,
-    exceed the device. way_out: Spanish for what to ask for instead."""
-    available, needed = backend.device_memory(dist.device), 16 * config.parameters() / dist.shards
+def require_memory(args, config, dist, way_out):
+    """Raise UserError when weights, gradients and AdamW's two moments (16 bytes a parameter), cut into dist.shards, and
+    what --ema and --sync keep exceed the device. way_out: Spanish for what to ask for instead."""
+    more = {"--ema": 4 * bool(args.ema)}
+    if dist.world_size > 1 and args.sync in sync.DEVICE_BYTES:
+        more[f"--sync {args.sync}"] = sync.DEVICE_BYTES[args.sync]
+    what = ", ".join(["pesos, gradientes y optimizador", *(name for name, size in more.items() if size)])
+    available = backend.device_memory(dist.device)
+    needed = (16 + sum(more.values())) * config.parameters() / dist.shards
     if needed > available:
-        raise UserError(f"el modelo pide {needed / 1e9:.1f} GB para pesos, gradientes y optimizador, y aquí hay "
-                        f"{available / 1e9:.1f} GB: {way_out}")
+        raise UserError(f"el modelo pide {needed / 1e9:.1f} GB para {what}, y aquí hay {available / 1e9:.1f} GB: "
+                        f"{way_out}")
 
 
 def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None, synced=None):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from aura.errors import UserError, agreed
 
 METHODS = ("ddp", "fp16", "diloco")
+DEVICE_BYTES = {"fp16": 4, "diloco": 12}  # of each parameter, besides weights, gradients and the optimiser's
 SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
 FEW_AGREEMENTS = 100  # fewer, and what each machine learns of the other comes late: docs/wsl2.md

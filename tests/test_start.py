@@ -8,8 +8,10 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import start
+from aura import backend, start
 from aura.distributed import SAME_EVERYWHERE, Session
+from aura.errors import UserError
+from aura.models import gpt
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.
@@ -53,3 +55,15 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     scripts = (train_gpt2_spanish, hrm_training_small_100m, train_distributed)
     names = {action.dest for script in scripts for action in script.build_parser()._actions}
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
+
+
+@pytest.mark.parametrize("count,sync,ema,size,what", [
+    (1, "diloco", 0.0, 16, "optimizador"), (2, "auto", 0.0, 16, "optimizador"), (2, "ddp", 0.99, 20, "--ema"),
+    (2, "fp16", 0.0, 20, "--sync fp16"), (2, "diloco", 0.99, 32, "--ema, --sync diloco")])
+def test_what_the_options_keep_in_memory_counts(monkeypatch, count, sync, ema, size, what):
+    args, config = SimpleNamespace(sync=sync, ema=ema), gpt.PRESETS["gpt2"]
+    monkeypatch.setattr(backend, "device_memory", lambda device: size * config.parameters())
+    start.require_memory(args, config, Session(world_size=count), "pida menos")
+    monkeypatch.setattr(backend, "device_memory", lambda device: size * config.parameters() - 1)
+    with pytest.raises(UserError, match=f"GB para pesos, gradientes y .*{what}, y aquí hay .* GB: pida menos"):
+        start.require_memory(args, config, Session(world_size=count), "pida menos")
