@@ -60,8 +60,9 @@ def test_a_probe_that_nccl_refuses_takes_both_to_gloo(tmp_path):
     assert all("suma=1 backend=gloo motivo=la prueba de NCCL " in output for output in outputs), outputs
 
 
-def test_two_processes_on_one_card_train_over_gloo(book, tmp_path):
-    command = [ROOT / GPT, *words(GPT, "bf16", "auto"), "--distributed"]
+@pytest.mark.parametrize("sync", [["ddp"], ["fp16"], ["diloco", "--sync-every", 8]], ids=lambda words: words[0])
+def test_two_processes_on_one_card_train_over_gloo(book, tmp_path, sync):
+    command = [ROOT / GPT, *words(GPT, "bf16", "auto"), "--distributed", "--sync", *sync]
     outputs = run_ranks(command, [tmp_path] * 2, LIMIT, CUDA_VISIBLE_DEVICES="" if ON_CPU else 0)
     assert [code for code, _ in outputs] == [0, 0], outputs
     assert ("fallback=gloo: dos procesos comparten la misma GPU" in outputs[0][1]) == (not ON_CPU), outputs
