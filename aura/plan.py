@@ -24,7 +24,7 @@ from aura.models import gpt
 UTILISATION = 0.4
 # Of aura/fused/loss.py, which can only be imported where the kernels are built: bytes of logits and rows of the head's
 # gradient in 16 bits that exist at one time.
-CHUNK_BYTES, WEIGHT_ROWS = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}, 2048
+CHUNK_BYTES, WEIGHT_ROWS = 128 * 2**20, 2048
 SHORTEST = 128  # tokens of context below which alternatives() does not go
 # Stated, not derived: CUDA's context with the libraries' kernels and cuBLAS's workspace, on a CPU the interpreter with
 # torch; and the share of all the rest that torch's caching allocator may lose to fragments.
@@ -117,7 +117,7 @@ def _loss_bytes(job, rows, width, low):
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
     if job.fused:
-        chunk = vocabulary * -(-rows // max(1, -(-logits * low // CHUNK_BYTES[job.device_type])))
+        chunk = vocabulary * -(-rows // max(1, -(-logits * low // CHUNK_BYTES)))
         forward = low * hidden + 4 * head + low * chunk
         if low == 2:
             rows_at_once = vocabulary if job.device_type == "cuda" else min(WEIGHT_ROWS, vocabulary)

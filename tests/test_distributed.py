@@ -309,4 +309,4 @@ DiLoCo(dist, torch.nn.Linear(2, 2), 8)""")
     with ranks([path], [tmp_path] * 2) as processes:
         code, output = processes[1].finish()
     assert code == 3 and output.count("error: se ha perdido la comunicación con otro proceso") == 1
-    assert "no contesta el rango 0" in output and len(output.splitlines()) == 2, output
+    assert "no contesta el rango 0" in output and "Traceback" not in output and "terminate" not in output, output

@@ -57,7 +57,7 @@ def error(value, exact):
 
 
 def small_chunks(monkeypatch, rows, classes, size=4):
-    monkeypatch.setattr(fused, "CHUNK_BYTES", dict.fromkeys(fused.CHUNK_BYTES, rows * classes * size))
+    monkeypatch.setattr(fused, "CHUNK_BYTES", rows * classes * size)
     monkeypatch.setattr(fused, "WEIGHT_ROWS", 50)
 
 

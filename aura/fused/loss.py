@@ -6,9 +6,7 @@ N rows (tokens), C width, V classes (vocabulary).
 import torch
 from torch import Tensor
 
-# Logits that exist at one time: many, as each chunk takes the weight and the sum of its gradient through memory. On a
-# GPU that is a larger part of what a chunk takes, as its products take less of it.
-CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
+CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
 DTYPES = {  # of hidden and weight
     "cpu": {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
             (torch.bfloat16, torch.float32)},
@@ -50,7 +48,7 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
     total = hidden.new_zeros((), dtype=torch.float64)
     matrix = weight.to(hidden.dtype)
     sums = dweight if dweight.itemsize > 2 else torch.empty_like(dweight, dtype=torch.float32)
-    chunks = -(-rows * classes * hidden.element_size() // CHUNK_BYTES[hidden.device.type])
+    chunks = -(-rows * classes * hidden.element_size() // CHUNK_BYTES)
     chunk = -(-rows // max(chunks, 1))
     buffer = hidden.new_empty(chunk, classes)
     # Only products with out= or in place: autocast leaves those alone.
