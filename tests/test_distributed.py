@@ -147,6 +147,7 @@ assert torch.equal(got["h"], tree["h"]) and got["n"] is None
 assert dist.run_on_main(lambda: {"rank": dist.rank}) == {"rank": 0}
 assert dist.sum([dist.rank, 1]) == [3.0, 3.0]
 assert dist.gather_objects(dist.rank) == [0, 1, 2]
+assert dist.devices == [dist.device.type] * 3
 dist.print_each("bien")
 """)
     for code, output in run_ranks([path], [tmp_path] * 3):

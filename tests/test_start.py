@@ -35,7 +35,7 @@ class Ranks(Session):
 @pytest.mark.parametrize("names,sync,wanted", [
     (["fp32", "fp32"], "auto", "fp32"), (["fp32", "bf16"], "ddp", "fp32"), (["fp32", "fp16"], "fp16", "fp32"),
     (["fp32", "fp16", "bf16"], "auto", "fp32"), (["bf16", "fp16"], "auto", "fp16"), (["fp16", "bf16"], "ddp", "fp16"),
-    (["bf16", "fp16"], "diloco", "bf16"), (["fp32", "bf16"], "diloco", "fp32")])
+    (["bf16", "fp32"], "ddp", "fp32"), (["bf16", "fp16"], "diloco", "bf16"), (["fp32", "bf16"], "diloco", "fp32")])
 def test_all_ranks_take_a_precision_that_all_of_them_have(monkeypatch, capsys, names, sync, wanted):
     """Or gradients that are averaged would be of different loss scales."""
     device = torch.device("cpu")
