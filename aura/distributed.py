@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -26,7 +27,7 @@ from aura import backend as backends
 from aura import placement, sharding, sync
 from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
-from aura.launch import LISTENED
+from aura.launch import LISTENED, die_with_parent
 
 POLL_SECONDS = 0.2
 THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
@@ -312,6 +313,8 @@ def session(args, before_group=None):
         dist.device = backends.local_device(place.local_rank)
         yield dist
         return
+    if place.source == "torchrun":  # killed, it tells nobody, and its processes would go on without it
+        die_with_parent(signal.SIGTERM, os.getppid())()
     before = dict(os.environ)
     try:
         dist.store = backends.connect_store(place, dist.timeout)

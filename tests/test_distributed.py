@@ -13,7 +13,7 @@ import torch.distributed as c10d
 from aura import backend, distributed, share
 from aura.dataset import Dataset
 from aura.errors import TrainingFault, UserError
-from tests.support import ROOT, free_port, ranks, run, run_ranks
+from tests.support import ROOT, Process, free_port, ranks, run, run_ranks
 
 DOCTOR = ROOT / "test_ddp.py"
 
@@ -86,6 +86,26 @@ def test_torchrun(tmp_path):
     code, output = run(["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", DOCTOR],
                        tmp_path)
     assert code == 0 and output.count("all_reduce correcto") == 2 and "según torchrun" in output
+
+
+def test_torchrun_killed_its_processes_stop_in_order(tmp_path):
+    body = """
+import time
+from pathlib import Path
+from aura.signals import orderly_stop
+with orderly_stop() as request:
+    print("listo")
+    end = time.monotonic() + 20
+    while not request.number and time.monotonic() < end:
+        time.sleep(0.05)
+Path(f"oyó.{dist.rank}").write_text(str(request.number))"""
+    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    with Process([*command, program(tmp_path, body)], tmp_path) as process:
+        for _ in range(2):
+            process.wait_for("listo")
+        os.kill(process.child.pid, signal.SIGKILL)
+        process.finish()  # when none of them has its output open any more
+    assert [int((tmp_path / f"oyó.{rank}").read_text()) for rank in range(2)] == [signal.SIGTERM] * 2
 
 
 def test_slurm_variables(tmp_path):
