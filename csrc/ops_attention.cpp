@@ -219,7 +219,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   const Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(statistics_type(q)));
   const AttentionForward job{in, out.mutable_data_ptr(), lse.mutable_data_ptr()};
   if (call.gpu) {
-    on_gpu(call.gpu, q, "attention", [&](void* stream) { return call.gpu->attention.forward(job, call.shape, stream); });
+    const Tensor counter = at::empty({1}, q.options().dtype(at::kInt));
+    on_gpu(call.gpu, q, "attention", [&](void* stream) {
+      return call.gpu->attention.forward(job, call.shape, counter.mutable_data_ptr<int>(), stream);
+    });
     return {out, lse};
   }
   const int64_t range = range_of(call, in.queries, splits_of(call, in.queries));

@@ -260,6 +260,16 @@ def test_hopper_with_dropout(hopper, causal):
         test_attention.agree(test_attention.qkv(1, 200, 2, width, BFLOAT16), causal, (0.3, seed, None, last))
 
 
+def test_hopper_with_more_work_than_multiprocessors(hopper):
+    """The emulated card has three: a block does one piece after another, of no tiles, one, two and three, some empty;
+    and where there is one piece more than blocks."""
+    lengths = (0.0, None, torch.tensor([260, 0, 100]), None)
+    documents = (0.3, torch.tensor([7]), None, torch.tensor([0, 0, 150, 151, 410, 410, 520]))
+    plain = test_attention.NONE
+    for batch, rows, width, options in ((3, 260, 64, lengths), (1, 520, 128, documents), (2, 200, 64, plain)):
+        test_attention.agree(test_attention.qkv(batch, rows, 1, width, BFLOAT16), True, options)
+
+
 def test_hopper_with_scores_that_rise_from_tile_to_tile(hopper):
     test_attention.agree(rising(600, 1, 64, BFLOAT16), causal=True)
 

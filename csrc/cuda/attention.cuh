@@ -41,7 +41,7 @@ struct View {
 struct Problem {
   View<const uint16_t> q, k, v;
   int queries, keys, heads;  // T, S, H
-  int tiles;                 // blocks to a head of a batch entry
+  int tiles, blocks;         // blocks to a head of a batch entry, and in all
   int together;              // heads whose blocks are numbered tile by tile
   bool causal;
   float scale, log2_scale;  // the second times log2(e), for exponentials that are powers of 2
@@ -64,10 +64,9 @@ struct Place {
 // document owns the tiles from cu_seqlens[d] / kRows + d on up to the next one's, as many as it needs or one more, so
 // that the grid is known without reading cu_seqlens. A tile of no rows is for the kernel to leave. What the device's
 // integers say is taken within the tensor's bounds: nobody has checked them.
-__device__ __forceinline__ Place find_place(const Problem& problem, bool last_first) {
-  const int block = block_number(), group = block / (problem.tiles * problem.together);
-  const int number = block % (problem.tiles * problem.together);
-  const int first_head = group * problem.together, heads = static_cast<int>(gridDim.x) / problem.tiles - first_head;
+__device__ __forceinline__ Place find_place(const Problem& problem, int block, bool last_first) {
+  const int group = block / (problem.tiles * problem.together), number = block % (problem.tiles * problem.together);
+  const int first_head = group * problem.together, heads = problem.blocks / problem.tiles - first_head;
   const int together = min(problem.together, heads), all = first_head + number % together;
   const int tile = last_first ? problem.tiles - 1 - number / together : number / together;
   Place place{all / problem.heads, 0, problem.queries, problem.keys, all % problem.heads, tile * kRows};
@@ -94,6 +93,9 @@ __device__ __forceinline__ Place find_place(const Problem& problem, bool last_fi
     place.keys = static_cast<int>(max(int64_t{0}, min(length, keys)));
   }
   return place;
+}
+__device__ __forceinline__ Place find_place(const Problem& problem, bool last_first) {
+  return find_place(problem, block_number(), last_first);
 }
 
 // Row `row` of the sequence, of the place's head.
@@ -454,6 +456,7 @@ inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape
   problem.keys = static_cast<int>(shape.keys);
   problem.heads = static_cast<int>(in.heads);
   problem.tiles = static_cast<int>(tiles);
+  problem.blocks = static_cast<int>(tiles * in.heads * shape.batch);
   problem.together = heads_together(in, shape);
   problem.causal = in.causal;
   problem.scale = static_cast<float>(in.scale);
@@ -496,7 +499,7 @@ const char* with_types(const AttentionInputs& in, const AttentionShape& shape, C
 // The kernels of sm_90 alone: whether they take a problem on the current device, and theirs of
 // AttentionKernels::forward.
 bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape);
-const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, void* stream);
+const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, int* counter, void* stream);
 
 // Of attention_kernels(), which attention_forward.cu makes.
 int64_t attention_workspace(const AttentionInputs& in, const AttentionShape& shape);

@@ -20,8 +20,8 @@ struct AttentionShape {
 struct AttentionKernels {
   // Whether a shape can be computed: head widths 32, 64, 96, 128, addresses and strides of whole 16 bytes.
   bool (*takes)(const AttentionInputs&);
-  // in.sequences is not read.
-  const char* (*forward)(const AttentionForward&, const AttentionShape&, void* stream);
+  // in.sequences is not read. counter: an int on the device, for the call to use.
+  const char* (*forward)(const AttentionForward&, const AttentionShape&, int* counter, void* stream);
   // How many bytes of memory backward wants beside its outputs.
   int64_t (*workspace)(const AttentionInputs&, const AttentionShape&);
   const char* (*backward)(const AttentionBackward&, const AttentionShape&, void* workspace, void* stream);

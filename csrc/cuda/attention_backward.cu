@@ -257,7 +257,8 @@ View<uint16_t> gradient_of(void* data, const Strides& strides) { return {static_
 }  // namespace
 
 int64_t attention_workspace(const AttentionInputs& in, const AttentionShape& shape) {
-  return shape.batch * in.heads * in.queries * static_cast<int64_t>(sizeof(Statistics));
+  return shape.batch * in.heads * in.queries * static_cast<int64_t>(sizeof(Statistics)) +
+         static_cast<int64_t>(sizeof(int));
 }
 
 const char* attention_backward(const AttentionBackward& job, const AttentionShape& shape, void* workspace,
@@ -290,7 +291,9 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
     const char* error =
         launch_blocks<kThreads>(statistics_kernel<Type, kWidth>, (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream,
                       gradients, rows, by_query.queries, by_query.heads);
-    if (error == nullptr && wgmma) return wgmma_backward(in, shape, gradients, stream);
+    if (error == nullptr && wgmma) {
+      return wgmma_backward(in, shape, gradients, reinterpret_cast<int*>(gradients.statistics + rows), stream);
+    }
     if (error == nullptr) {
       error = launch_blocks<kBlock>(keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kKeysShared<kWidth>, stream,
                                     by_key, gradients);

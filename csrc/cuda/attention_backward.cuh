@@ -83,9 +83,10 @@ struct KeyFactors {
   }
 };
 
-// dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem.
+// dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem. counter: as of
+// AttentionKernels::forward.
 const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
-                           void* stream);
+                           int* counter, void* stream);
 
 }  // namespace cuda
 }  // namespace aura

@@ -9,22 +9,24 @@ namespace sm90 {
 
 inline constexpr int kTileRows = 64, kStages = 3;
 
-// In shared memory: 128 rows of two tensors that a block holds (keys and values, or queries and their gradients), and
-// tiles of the other two as they come.
+// In shared memory: 128 rows of two tensors that a block holds (keys and values, or queries and their gradients), tiles
+// of the other two as they come, and a gradient on its way out.
 template <int kWidth>
 struct BackwardMemory {
   static constexpr int kHeldTile = tile_bytes<kWidth>(kRows), kTile = tile_bytes<kWidth>(kTileRows);
   unsigned char first[kHeldTile], second[kHeldTile];
   unsigned char firsts[kStages][kTile], seconds[kStages][kTile];
   alignas(16) float log2_sums[kStages][kTileRows], deltas[kStages][kTileRows];  // where the tiles are queries
-  Barrier held_here;
+  unsigned char out[kHeldTile];
+  Ring<1> held;
   Ring<kStages> ring;
+  Work work[2];
 
-  // As Ring::init().
+  // arrivals: of Ring::init(), for the tiles as they come.
   __device__ __forceinline__ void init(int arrivals, const Maps& maps) {
     if (threadIdx.x == 0) {
       for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.dout}) prefetch_map(*map);
-      init_barrier(&held_here, 1);
+      held.init();
       ring.init(arrivals);
       publish_barriers();
     }
@@ -33,12 +35,15 @@ struct BackwardMemory {
 };
 static_assert(sizeof(BackwardMemory<128>) <= 227 << 10, "more shared memory than a block may have");
 
+// By one thread, once they are free.
 template <int kWidth>
-__device__ __forceinline__ void bring_held(const CUtensorMap& first, const CUtensorMap& second, const Place& place,
-                                           BackwardMemory<kWidth>& memory) {
-  arrive_expecting(&memory.held_here, 2 * BackwardMemory<kWidth>::kHeldTile);
-  bring<kRows, kWidth>(memory.first, first, &memory.held_here, place, place.begin);
-  bring<kRows, kWidth>(memory.second, second, &memory.held_here, place, place.begin);
+__device__ __forceinline__ void bring_held(const CUtensorMap& first, const CUtensorMap& second, const Work& work,
+                                           int number, BackwardMemory<kWidth>& memory) {
+  Barrier* const here = &memory.held.here[0];
+  memory.work[number % 2] = work;
+  arrive_expecting(here, 2 * BackwardMemory<kWidth>::kHeldTile);
+  bring<kRows, kWidth>(memory.first, first, here, work.place, work.place.begin);
+  bring<kRows, kWidth>(memory.second, second, here, work.place, work.place.begin);
 }
 
 template <int kWidth>
@@ -64,14 +69,22 @@ inline __device__ int tiles_between(int start, int end) { return max(0, end - st
 
 // ---- dk and dv: keys as rows ----------------------------------------------------------------------------------------
 
+// The first query that sees any of a block's keys.
+__device__ __forceinline__ int first_query(const Problem& problem, const Place& place) {
+  return problem.causal ? place.begin : 0;
+}
+
+// By the producer's warp. number, first: as of set_work().
 template <int kWidth>
 __device__ __forceinline__ void bring_queries(const Problem& problem, const Gradients& gradients, const Maps& maps,
-                                              const Place& place, int start, int tiles,
+                                              const Work& work, int number, int first,
                                               BackwardMemory<kWidth>& memory) {
+  const Place& place = work.place;
   const int lane = threadIdx.x;
   const bool elected = elect_one();
-  if (elected && tiles > 0) bring_held(maps.k, maps.v, place, memory);
-  for (int tile = 0, row = start; tile < tiles; ++tile, row += kTileRows) {
+  memory.held.wait_free(number);
+  if (elected) bring_held(maps.k, maps.v, work, number, memory);
+  for (int tile = first, row = first_query(problem, place); tile < first + work.tiles; ++tile, row += kTileRows) {
     const int stage = Ring<kStages>::stage_of(tile);
     memory.ring.wait_free(tile);
     if (elected) bring_tile(maps.q, maps.dout, place, tile, row, memory);
@@ -99,22 +112,25 @@ __device__ __forceinline__ void load_pairs(float2 (&pairs)[kTileRows / 8], const
   }
 }
 
+// number, first: as of set_work().
 template <typename Type, int kWidth, bool kDrop>
-__device__ __forceinline__ void add_queries(const Problem& problem, const Gradients& gradients, const Place& place,
-                                            int start, int tiles, BackwardMemory<kWidth>& memory, int group) {
+__device__ __forceinline__ void add_queries(const Problem& problem, const Gradients& gradients, const Work& work,
+                                            int number, int first, BackwardMemory<kWidth>& memory, int group) {
+  const Place& place = work.place;
   const int lane = threadIdx.x % 32, key = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
+  const int end = first + work.tiles;
   unsigned char *const k = rows_of_group(memory.first, group), *const v = rows_of_group(memory.second, group);
   float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {};
-  if (tiles > 0) wait(&memory.held_here, 0);
+  int tile = first, query = first_query(problem, place);
   // Under the causal mask the block's first queries see none of the second group's keys.
-  const int unseen = problem.causal ? min(group * kGroupRows / kTileRows, tiles) : 0;
-  for (int tile = 0; tile < unseen; ++tile) {
+  const int seen = problem.causal ? min(first + group * kGroupRows / kTileRows, end) : first;
+  for (; tile < seen; ++tile, query += kTileRows) {
     memory.ring.wait_here(tile);
-    clear_beyond(memory, Ring<kStages>::stage_of(tile), place.queries - start - tile * kTileRows);
+    clear_beyond(memory, Ring<kStages>::stage_of(tile), place.queries - query);
     memory.ring.release(tile);
   }
-  for (int tile = unseen; tile < tiles; ++tile) {
-    const int stage = Ring<kStages>::stage_of(tile), query = start + tile * kTileRows;
+  for (; tile < end; ++tile, query += kTileRows) {
+    const int stage = Ring<kStages>::stage_of(tile);
     const unsigned char *q = memory.firsts[stage], *dout = memory.seconds[stage];
     float scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
     uint32_t weights[kTileRows / 16][4], differences[kTileRows / 16][4];
@@ -127,7 +143,7 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     [[maybe_unused]] KeptByKey<kTileRows> kept;
     if constexpr (kDrop) {
       kept.draw(problem, flat_row(problem, place, query), key, place.head);
-      end_block(&memory.held_here);
+      memory.ring.wait_here(tile);  // ends a block
     }
     multiply_wait<1>();
     hold(scores);
@@ -157,6 +173,7 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     load_pairs(deltas, memory.deltas[stage]);
     multiply_wait<1>();
     hold(dscores);
+    if (tile + 1 == end) memory.held.release(number);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
 #pragma unroll
@@ -178,33 +195,40 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     memory.ring.release(tile);
   }
 
-  const Place found = find_place(problem, false);
-  const int rows = rows_of(problem, found);
-  const KeyFactors factors(problem, found, key + lane / 4);
-  sync_group(group);  // its keys and values are scratch memory now
-  write_rows<Type, kWidth>(dk, factors.k, scratch_of_warp<kWidth>(k), row_of(gradients.dk, found, key),
-                           gradients.dk.strides.row, rows - key);
-  write_rows<Type, kWidth>(dv, factors.v, scratch_of_warp<kWidth>(v), row_of(gradients.dv, found, key),
-                           gradients.dv.strides.row, rows - key);
+  if (seen == end) memory.held.release(number);
+
+  const Place again = memory.work[number % 2].place;  // what writing wants had no registers in the loop
+  const int rows = rows_of(problem, again);
+  const KeyFactors factors(problem, again, key + lane / 4);
+  unsigned char* const out = scratch_of_warp<kWidth>(rows_of_group(memory.out, group));
+  write_rows<Type, kWidth>(dk, factors.k, out, row_of(gradients.dk, again, key), gradients.dk.strides.row, rows - key);
+  __syncwarp();  // all have read dk before dv comes in its place
+  write_rows<Type, kWidth>(dv, factors.v, out, row_of(gradients.dv, again, key), gradients.dv.strides.row, rows - key);
 }
 
 template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kBlock, 1)
-    keys_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients,
-                const __grid_constant__ Maps maps) {
+    keys_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Maps maps, int* taken,
+                const __grid_constant__ Gradients gradients) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const Place place = find_place(problem, false);
-  if (place.begin >= rows_of(problem, place)) return;
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
-  const int start = problem.causal ? place.begin : 0, group = find_group();
-  const int tiles = place.begin < place.keys ? tiles_between(start, place.queries) : 0;
+  const int group = find_group();
   memory.init(2, maps);
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x < 32) bring_queries(problem, gradients, maps, place, start, tiles, memory);
+    if (threadIdx.x >= 32) return;
+    const auto count = [&](const Place& place) {
+      if (place.begin >= rows_of(problem, place)) return kNoWork;
+      return place.begin < place.keys ? tiles_between(first_query(problem, place), place.queries) : 0;
+    };
+    set_work(problem, false, taken, memory, count, [&](const Work& work, int number, int first) {
+      bring_queries(problem, gradients, maps, work, number, first, memory);
+    });
   } else {
     more_registers<kConsumerRegisters>();
-    add_queries<Type, kWidth, kDrop>(problem, gradients, place, start, tiles, memory, group);
+    do_work(memory, [&](const Work& work, int number, int first) {
+      add_queries<Type, kWidth, kDrop>(problem, gradients, work, number, first, memory, group);
+    });
   }
 #else
   __trap();
@@ -213,27 +237,31 @@ __global__ void __launch_bounds__(kBlock, 1)
 
 // ---- dq: queries as rows --------------------------------------------------------------------------------------------
 
+// By one thread. number, first: as of set_work().
 template <int kWidth>
-__device__ __forceinline__ void bring_keys(const Maps& maps, const Place& place, int tiles,
+__device__ __forceinline__ void bring_keys(const Maps& maps, const Work& work, int number, int first,
                                            BackwardMemory<kWidth>& memory) {
-  if (tiles > 0) bring_held(maps.q, maps.dout, place, memory);
-  for (int tile = 0; tile < tiles; ++tile) {
-    memory.ring.wait_free(tile);
-    bring_tile(maps.k, maps.v, place, tile, tile * kTileRows, memory);
+  memory.held.wait_free(number);
+  bring_held(maps.q, maps.dout, work, number, memory);
+  for (int tile = 0; tile < work.tiles; ++tile) {
+    memory.ring.wait_free(first + tile);
+    bring_tile(maps.k, maps.v, work.place, first + tile, tile * kTileRows, memory);
   }
 }
 
+// number, first: as of set_work().
 template <typename Type, int kWidth, bool kDrop>
-__device__ __forceinline__ void add_keys(const Problem& problem, const Gradients& gradients, const Place& place,
-                                         int tiles, BackwardMemory<kWidth>& memory, int group) {
+__device__ __forceinline__ void add_keys(const Problem& problem, const Gradients& gradients, const Work& work,
+                                         int number, int first, BackwardMemory<kWidth>& memory, int group) {
+  const Place& place = work.place;
   const int lane = threadIdx.x % 32, query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
-  unsigned char* const q = rows_of_group(memory.first, group);
   const Statistics statistics[2] = {load_statistics(problem, gradients, place, query + lane / 4),
                                     load_statistics(problem, gradients, place, query + lane / 4 + 8)};
   float dq[kWidth / 8][4] = {}, scores[kTileRows / 8][4], dscores[kTileRows / 8][4];
   uint32_t differences[kTileRows / 16][4], q_rows[kWidth / 16][4], dout_rows[kWidth / 16][4];
+  const auto key_of = [&](int tile) { return (tile - first) * kTileRows; };
   const auto weigh = [&](int tile) {
-    hide_unseen<kTileRows>(problem, place, query, tile * kTileRows, &scores);
+    hide_unseen<kTileRows>(problem, place, query, key_of(tile), &scores);
 #pragma unroll
     for (int n = 0; n < kTileRows / 8; ++n) {
 #pragma unroll
@@ -244,7 +272,7 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
   };
   const auto draw = [&](int tile) {
     KeptByQuery<kTileRows> kept;
-    if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), tile * kTileRows, place.head);
+    if constexpr (kDrop) kept.draw(problem, flat_row(problem, place, query), key_of(tile), place.head);
     return kept;
   };
   const auto differentiate = [&](const KeptByQuery<kTileRows>& kept) {
@@ -255,27 +283,29 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     }
   };
 
+  load_held<kWidth>(q_rows, rows_of_group(memory.first, group));
+  load_held<kWidth>(dout_rows, rows_of_group(memory.second, group));
   // Under the causal mask the first group's queries see none of the block's last keys.
-  const int seen = tiles_between(0, keys_seen(problem, place, place.begin + kGroupRows * (group + 1) - 1));
-  if (seen > 0) {
-    wait(&memory.held_here, 0);
-    load_held<kWidth>(q_rows, q);
-    load_held<kWidth>(dout_rows, rows_of_group(memory.second, group));
-    memory.ring.wait_here(0);
-    clear_beyond(memory, 0, place.keys);
-    queue_by_rows<Type, kTileRows, kWidth>(scores, q_rows, memory.firsts[0]);
-    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout_rows, memory.seconds[0]);
+  const int end = first + work.tiles;
+  const int seen =
+      first + tiles_between(0, keys_seen(problem, place, place.begin + kGroupRows * (group + 1) - 1));
+  if (first < seen) {
+    memory.ring.wait_here(first);
+    clear_beyond(memory, Ring<kStages>::stage_of(first), place.keys);
+    queue_by_rows<Type, kTileRows, kWidth>(scores, q_rows, memory.firsts[Ring<kStages>::stage_of(first)]);
+    queue_by_rows<Type, kTileRows, kWidth>(dscores, dout_rows, memory.seconds[Ring<kStages>::stage_of(first)]);
     multiply_wait<0>();
     hold(scores);
     hold(dscores);
-    weigh(0);
-    differentiate(draw(0));
+    weigh(first);
+    differentiate(draw(first));
     round_to<Type, kTileRows>(differences, dscores);
   }
-  if (seen > 1) memory.ring.wait_here(1);
-  for (int tile = 1; tile < seen; ++tile) {
+  memory.held.release(number);  // not sooner: products have waited for what was loaded of it
+  if (first + 1 < seen) memory.ring.wait_here(first + 1);
+  for (int tile = first + 1; tile < seen; ++tile) {
     const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
-    clear_beyond(memory, stage, place.keys - tile * kTileRows);
+    clear_beyond(memory, stage, place.keys - key_of(tile));
     hold(dq);
     hold(differences);
     hold(q_rows);
@@ -284,15 +314,15 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     queue_by_rows<Type, kTileRows, kWidth>(dscores, dout_rows, memory.seconds[stage]);
     queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[last]);
     const KeptByQuery<kTileRows> kept = draw(tile);
-    if constexpr (kDrop) end_block(&memory.held_here);
+    if constexpr (kDrop) memory.ring.wait_here(tile);  // ends a block
     multiply_wait<2>();
     hold(scores);
     weigh(tile);
-    if (tile + 1 < seen) memory.ring.wait_here(tile + 1);  // and an end_block()
+    if (tile + 1 < seen) memory.ring.wait_here(tile + 1);  // and ends a block
     multiply_wait<1>();
     hold(dscores);
     differentiate(kept);
-    end_block(&memory.held_here);
+    memory.ring.wait_here(tile);  // ends a block
     multiply_wait<0>();
     hold(dq);
     hold(differences);
@@ -301,41 +331,48 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     memory.ring.release(tile - 1);
     round_to<Type, kTileRows>(differences, dscores);
   }
-  if (seen > 0) {
+  if (first < seen) {
     hold(dq);
     hold(differences);
     queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[Ring<kStages>::stage_of(seen - 1)]);
     multiply_wait<0>();
     hold(dq);
     hold(differences);
+    memory.ring.release(seen - 1);
   }
-  for (int tile = seen; tile < tiles; ++tile) {
-    memory.ring.release(tile - 1);
+  for (int tile = seen; tile < end; ++tile) {
     memory.ring.wait_here(tile);
-    clear_beyond(memory, Ring<kStages>::stage_of(tile), place.keys - tile * kTileRows);
+    clear_beyond(memory, Ring<kStages>::stage_of(tile), place.keys - key_of(tile));
+    memory.ring.release(tile);
   }
-  sync_group(group);  // its queries are scratch memory now
   const float factor[2] = {problem.scale, problem.scale};
-  write_rows<Type, kWidth>(dq, factor, scratch_of_warp<kWidth>(q), row_of(gradients.dq, place, query),
-                           gradients.dq.strides.row, place.queries - query);
+  write_rows<Type, kWidth>(dq, factor, scratch_of_warp<kWidth>(rows_of_group(memory.out, group)),
+                           row_of(gradients.dq, place, query), gradients.dq.strides.row, place.queries - query);
 }
 
 template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kBlock, 1)
-    queries_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients,
-                   const __grid_constant__ Maps maps) {
+    queries_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Maps maps, int* taken,
+                   const __grid_constant__ Gradients gradients) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const Place place = find_place(problem, problem.causal);
-  if (place.begin >= place.queries) return;
   auto& memory = *reinterpret_cast<BackwardMemory<kWidth>*>(shared_memory());
-  const int tiles = tiles_between(0, keys_seen(problem, place, place.begin + kRows - 1)), group = find_group();
+  const int group = find_group();
   memory.init(1, maps);
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x < 32 && elect_one()) bring_keys(maps, place, tiles, memory);
+    if (threadIdx.x >= 32) return;
+    const auto count = [&](const Place& place) {
+      if (place.begin >= place.queries) return kNoWork;
+      return tiles_between(0, keys_seen(problem, place, place.begin + kRows - 1));
+    };
+    set_work(problem, problem.causal, taken, memory, count, [&](const Work& work, int number, int first) {
+      if (elect_one()) bring_keys(maps, work, number, first, memory);
+    });
   } else {
     more_registers<kConsumerRegisters>();
-    add_keys<Type, kWidth, kDrop>(problem, gradients, place, tiles, memory, group);
+    do_work(memory, [&](const Work& work, int number, int first) {
+      add_keys<Type, kWidth, kDrop>(problem, gradients, work, number, first, memory, group);
+    });
   }
 #else
   __trap();
@@ -345,7 +382,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 }  // namespace sm90
 
 const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
-                           void* stream) {
+                           int* counter, void* stream) {
   const int64_t query_tiles = tiles_of(in.queries, shape), key_tiles = tiles_of(shape.keys, shape);
   const int64_t heads = in.heads * shape.batch;
   sm90::Maps maps{};
@@ -358,11 +395,11 @@ const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shap
     using Type = decltype(type);
     constexpr int kWidth = decltype(width)::value, kShared = sizeof(sm90::BackwardMemory<kWidth>);
     constexpr bool kDrop = decltype(drop)::value;
-    const char* error = launch_blocks<sm90::kBlock>(sm90::keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kShared,
-                                                    stream, problem_of(in, shape, key_tiles), gradients, maps);
+    const char* error = sm90::launch_work(sm90::keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kShared, counter,
+                                          stream, problem_of(in, shape, key_tiles), maps, gradients);
     if (error != nullptr) return error;
-    return launch_blocks<sm90::kBlock>(sm90::queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kShared, stream,
-                                       problem_of(in, shape, query_tiles), gradients, maps);
+    return sm90::launch_work(sm90::queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kShared, counter, stream,
+                             problem_of(in, shape, query_tiles), maps, gradients);
   });
 }
 

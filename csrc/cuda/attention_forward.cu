@@ -97,8 +97,8 @@ bool takes(const AttentionInputs& in) {
          can_be_read(in.v, in.v_strides);
 }
 
-const char* attention_forward(const AttentionForward& job, const AttentionShape& shape, void* stream) {
-  if (wgmma_takes(job.in, shape)) return wgmma_forward(job, shape, stream);
+const char* attention_forward(const AttentionForward& job, const AttentionShape& shape, int* counter, void* stream) {
+  if (wgmma_takes(job.in, shape)) return wgmma_forward(job, shape, counter, stream);
   const int64_t tiles = tiles_of(job.in.queries, shape);
   const Problem problem = problem_of(job.in, shape, tiles);
   return with_types(job.in, shape, [&](auto type, auto width, auto drop) {

@@ -3,7 +3,8 @@
 // After FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), our own code. A block holds 128 queries of a head, and
 // there is always a product for the tensor cores while exponentials are computed elsewhere: a group of consumers queues
 // the scores of the next keys before the values of these are added up (section 3.2), and the two groups take turns at
-// queueing (section 3.1).
+// queueing (section 3.1). When its queries are done it takes others (attention_sm90.cuh): tiles for these come while
+// the results of those are written.
 #include "cuda/attention_forward.cuh"
 #include "cuda/attention_sm90.cuh"
 
@@ -18,34 +19,37 @@ template <int kWidth>
 struct ForwardMemory {
   static constexpr int kTile = tile_bytes<kWidth>(kKeys);
   unsigned char queries[tile_bytes<kWidth>(kRows)], keys[kStages][kTile], values[kStages][kTile];
-  Barrier queries_here;
+  unsigned char out[tile_bytes<kWidth>(kRows)];
+  Ring<1> held;  // the queries
   Ring<kStages> keys_ring, values_ring;
+  Work work[2];
 };
 static_assert(sizeof(ForwardMemory<128>) <= 227 << 10, "more shared memory than a block may have");
 
 template <int kWidth>
-__device__ __forceinline__ void bring_tiles(const Maps& maps, const Place& place, int tiles,
+__device__ __forceinline__ void bring_tiles(const Maps& maps, const Work& work, int number, int first,
                                             ForwardMemory<kWidth>& memory) {
   constexpr int kTile = ForwardMemory<kWidth>::kTile;
-  if (tiles > 0) {
-    arrive_expecting(&memory.queries_here, sizeof(memory.queries));
-    bring<kRows, kWidth>(memory.queries, maps.q, &memory.queries_here, place, place.begin);
-  }
+  const Place& place = work.place;
+  memory.held.wait_free(number);
+  memory.work[number % 2] = work;
+  arrive_expecting(&memory.held.here[0], sizeof(memory.queries));
+  bring<kRows, kWidth>(memory.queries, maps.q, &memory.held.here[0], place, place.begin);
   // Keys first, as they are used: those of a tile before the values of the one before.
-  for (int tile = 0; tile <= tiles; ++tile) {
-    if (tile < tiles) {
-      const int stage = Ring<kStages>::stage_of(tile);
+  for (int tile = 0; tile <= work.tiles; ++tile) {
+    if (tile < work.tiles) {
+      const int stage = Ring<kStages>::stage_of(first + tile);
       Barrier* const here = &memory.keys_ring.here[stage];
-      memory.keys_ring.wait_free(tile);
+      memory.keys_ring.wait_free(first + tile);
       arrive_expecting(here, kTile);
       bring<kKeys, kWidth>(memory.keys[stage], maps.k, here, place, tile * kKeys);
     }
     if (tile > 0) {
-      const int last = tile - 1, stage = Ring<kStages>::stage_of(last);
+      const int last = first + tile - 1, stage = Ring<kStages>::stage_of(last);
       Barrier* const here = &memory.values_ring.here[stage];
       memory.values_ring.wait_free(last);
       arrive_expecting(here, kTile);
-      bring<kKeys, kWidth>(memory.values[stage], maps.v, here, place, last * kKeys);
+      bring<kKeys, kWidth>(memory.values[stage], maps.v, here, place, (tile - 1) * kKeys);
     }
   }
 }
@@ -54,49 +58,53 @@ __device__ __forceinline__ void bring_tiles(const Maps& maps, const Place& place
 __device__ __forceinline__ void begin_turn(int group) { sync_named<kGroup * kConsumers>(kTurn + group); }
 __device__ __forceinline__ void end_turn(int group) { arrive_named<kGroup * kConsumers>(kTurn + (group ^ 1)); }
 
+// number, first: as of set_work().
 template <typename Type, int kWidth, bool kDrop>
-__device__ __forceinline__ void attend(const Problem& problem, const Place& place, int tiles,
+__device__ __forceinline__ void attend(const Problem& problem, const Work& work, int number, int first,
                                        ForwardMemory<kWidth>& memory, int group, uint16_t* out, float* lse) {
-  const int query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16;
+  const Place& place = work.place;
+  const int query = place.begin + kGroupRows * group + threadIdx.x / 32 % 4 * 16, end = first + work.tiles;
   const float scale = problem.log2_scale;
   unsigned char* const queries = rows_of_group(memory.queries, group);
   Softmax<1> softmax;
   float sums[kWidth / 8][4] = {}, scores[kKeys / 8][4], shrink[2];
   uint32_t weights[kKeys / 16][4];
 
-  if (tiles > 0) {
-    wait(&memory.queries_here, 0);
-    memory.keys_ring.wait_here(0);
-    queue_by_rows<Type, kKeys, kWidth>(scores, queries, memory.keys[0]);
-    if (group == 1 && tiles > 1) end_turn(group);
+  if (first < end) {
+    memory.keys_ring.wait_here(first);
+    queue_by_rows<Type, kKeys, kWidth>(scores, queries, memory.keys[Ring<kStages>::stage_of(first)]);
+    if (group == 1 && first + 1 < end) end_turn(group);
     multiply_wait<0>();
     hold(scores);
-    memory.keys_ring.release(0);
+    memory.keys_ring.release(first);
+    if (first + 1 == end) memory.held.release(number);
     hide_unseen<kKeys>(problem, place, query, 0, &scores);
     softmax.rise(&scores, scale, shrink);  // of nothing
     softmax.weigh(&scores, scale);
     if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, 0, scores);
     round_to<Type, kKeys>(weights, scores);
   }
-  if (tiles > 1) memory.keys_ring.wait_here(1);
-  for (int tile = 1; tile < tiles; ++tile) {
+  if (first + 1 < end) memory.keys_ring.wait_here(first + 1);
+  for (int tile = first + 1; tile < end; ++tile) {
     const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
+    const int key = (tile - first) * kKeys;
     begin_turn(group);
     hold(sums);
     hold(weights);
     queue_by_rows<Type, kKeys, kWidth>(scores, queries, memory.keys[stage]);
     memory.values_ring.wait_here(tile - 1);
     queue_by_tile<Type, kKeys, kWidth>(sums, weights, memory.values[last]);
-    if (group == 0 || tile + 1 < tiles) end_turn(group);
+    if (group == 0 || tile + 1 < end) end_turn(group);
     multiply_wait<1>();
     hold(scores);
     memory.keys_ring.release(tile);
-    hide_unseen<kKeys>(problem, place, query, tile * kKeys, &scores);
+    if (tile + 1 == end) memory.held.release(number);
+    hide_unseen<kKeys>(problem, place, query, key, &scores);
     const bool shrinks = softmax.rise(&scores, scale, shrink);
     softmax.weigh(&scores, scale);
-    if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, tile * kKeys, scores);
-    // The next turn is not to be spent waiting for keys; and this is an end_block().
-    if (tile + 1 < tiles) memory.keys_ring.wait_here(tile + 1);
+    if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, key, scores);
+    // The next turn is not to be spent waiting for keys; and this ends a block.
+    if (tile + 1 < end) memory.keys_ring.wait_here(tile + 1);
     multiply_wait<0>();
     hold(sums);
     hold(weights);
@@ -104,10 +112,10 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     if (shrinks) shrink_rows(&sums, shrink);
     round_to<Type, kKeys>(weights, scores);
   }
-  if (tiles > 0) {
-    unsigned char* const values = memory.values[Ring<kStages>::stage_of(tiles - 1)];
-    const int rows = place.keys - (tiles - 1) * kKeys;
-    memory.values_ring.wait_here(tiles - 1);
+  if (first < end) {
+    unsigned char* const values = memory.values[Ring<kStages>::stage_of(end - 1)];
+    const int rows = place.keys - (work.tiles - 1) * kKeys;
+    memory.values_ring.wait_here(end - 1);
     if (rows < kKeys) {
       clear_rows<kKeys, kWidth>(values, rows);
       publish_cleared();
@@ -118,24 +126,26 @@ __device__ __forceinline__ void attend(const Problem& problem, const Place& plac
     multiply_wait<0>();
     hold(sums);
     hold(weights);
+    memory.values_ring.release(end - 1);
+  } else {
+    memory.held.release(number);
   }
   softmax.finish();
-  sync_group(group);  // its queries are scratch memory now
-  write_output<Type, kWidth>(problem, place, softmax, &sums, scratch_of_warp<kWidth>(queries), query, out, lse);
+  write_output<Type, kWidth>(problem, place, softmax, &sums,
+                             scratch_of_warp<kWidth>(rows_of_group(memory.out, group)), query, out, lse);
 }
 
+// taken: as of set_work().
 template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kBlock, 1)
-    forward_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Maps maps, uint16_t* out,
-                   float* lse) {
+    forward_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Maps maps, int* taken,
+                   uint16_t* out, float* lse) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const Place place = find_place(problem, problem.causal);
-  if (place.begin >= place.queries) return;
   auto& memory = *reinterpret_cast<ForwardMemory<kWidth>*>(shared_memory());
-  const int tiles = (keys_seen(problem, place, place.begin + kRows - 1) + kKeys - 1) / kKeys, group = find_group();
+  const int group = find_group();
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v}) prefetch_map(*map);
-    init_barrier(&memory.queries_here, 1);
+    memory.held.init();
     memory.keys_ring.init();
     memory.values_ring.init();
     publish_barriers();
@@ -143,10 +153,19 @@ __global__ void __launch_bounds__(kBlock, 1)
   __syncthreads();
   if (group < 0) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x < 32 && elect_one()) bring_tiles<kWidth>(maps, place, tiles, memory);
+    if (threadIdx.x >= 32) return;
+    const auto count = [&](const Place& place) {
+      if (place.begin >= place.queries) return kNoWork;
+      return (keys_seen(problem, place, place.begin + kRows - 1) + kKeys - 1) / kKeys;
+    };
+    set_work(problem, problem.causal, taken, memory, count, [&](const Work& work, int number, int first) {
+      if (elect_one()) bring_tiles<kWidth>(maps, work, number, first, memory);
+    });
   } else {
     more_registers<kConsumerRegisters>();
-    attend<Type, kWidth, kDrop>(problem, place, tiles, memory, group, out, lse);
+    do_work(memory, [&](const Work& work, int number, int first) {
+      attend<Type, kWidth, kDrop>(problem, work, number, first, memory, group, out, lse);
+    });
   }
 #else
   __trap();
@@ -163,17 +182,17 @@ bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape) {
          axes_of_keys(in.v_strides, in, shape).can_be_mapped(in.width) && is_hopper();
 }
 
-const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, void* stream) {
+const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, int* counter, void* stream) {
   const AttentionInputs& in = job.in;
   const int64_t tiles = tiles_of(in.queries, shape);
   sm90::Maps maps{};
   if (!sm90::make_maps(&maps, in, shape)) return sm90::no_maps();
   return sm90::with_types(in, shape, [&](auto type, auto width, auto drop) {
     constexpr int kWidth = decltype(width)::value;
-    return launch_blocks<sm90::kBlock>(sm90::forward_kernel<decltype(type), kWidth, decltype(drop)::value>,
-                                       tiles * in.heads * shape.batch, sizeof(sm90::ForwardMemory<kWidth>), stream,
-                                       problem_of(in, shape, tiles), maps, static_cast<uint16_t*>(job.out),
-                                       static_cast<float*>(job.lse));
+    return sm90::launch_work(sm90::forward_kernel<decltype(type), kWidth, decltype(drop)::value>,
+                             tiles * in.heads * shape.batch, sizeof(sm90::ForwardMemory<kWidth>), counter, stream,
+                             problem_of(in, shape, tiles), maps, static_cast<uint16_t*>(job.out),
+                             static_cast<float*>(job.lse));
   });
 }
 

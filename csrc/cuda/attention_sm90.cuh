@@ -31,14 +31,9 @@ __device__ __forceinline__ int find_group() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x / kGroup), 0) - 1;
 }
 
-// Barriers of the consumers, by number: of one group, of all, and for the turns of groups (attention_forward_sm90.cu).
-__device__ __forceinline__ void sync_group(int group) { sync_named<kGroup>(1 + group); }
+// Barriers of the consumers, by number: of all, and for the turns of groups (attention_forward_sm90.cu).
 __device__ __forceinline__ void sync_consumers() { sync_named<kGroup * kConsumers>(1 + kConsumers); }
 inline constexpr int kTurn = 2 + kConsumers;
-
-// ptxas waits for a product before whatever can be computed meanwhile, if that is in the same block of instructions. A
-// wait for a phase that is complete, which costs next to nothing, ends the block.
-__device__ __forceinline__ void end_block(Barrier* complete) { wait(complete, 0); }
 
 // ---- Tiles ----------------------------------------------------------------------------------------------------------
 
@@ -56,6 +51,8 @@ struct Ring {
     }
   }
   static __device__ __forceinline__ int stage_of(int tile) { return tile % kStages; }
+  // Also the end of a block of instructions, at next to no cost where the tile is here and not released: ptxas waits for
+  // a product before whatever can be computed meanwhile, if that is in the same block.
   __device__ __forceinline__ void wait_here(int tile) { wait(&here[stage_of(tile)], tile / kStages % 2); }
   __device__ __forceinline__ void wait_free(int tile) { wait(&free[stage_of(tile)], tile / kStages % 2 ^ 1); }
   __device__ __forceinline__ void release(int tile) {
@@ -63,6 +60,60 @@ struct Ring {
     if (threadIdx.x % 32 == 0) arrive(&free[stage_of(tile)]);
   }
 };
+
+// ---- Work -----------------------------------------------------------------------------------------------------------
+
+// There are no more blocks than multiprocessors, and a block does one piece of work after another: while consumers write
+// the results of one, the producer brings tiles of the next. It takes the next that no block has taken, which `taken`
+// counts, so that no multiprocessor waits for another that has had more to do or began later. Where `taken` is null,
+// there are as many blocks as pieces.
+
+// What a producer sets its consumers: rows, and how many tiles of the other side they take.
+struct Work {
+  Place place;
+  int tiles;
+};
+inline constexpr int kNoWork = -1;  // for `tiles`
+
+// The producer's warp. A block's Memory has a ring `held`, for the tiles that consumers hold all the while, and what
+// they are for in work[number % 2], which outlives the release of those tiles. count(place): the tiles of a place, or
+// kNoWork. bring(work, number, first): its tiles to shared memory; number: of this work, and first: of its first tile,
+// among all that the block has had.
+template <typename Memory, typename Count, typename Bring>
+__device__ __forceinline__ void set_work(const Problem& problem, bool last_first, int* taken, Memory& memory,
+                                         Count count, Bring bring) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  const auto take = [&] { return __shfl_sync(~0u, first_lane ? atomicAdd(taken, 1) : 0, 0); };
+  int number = 0, first = 0;
+  for (int block = taken == nullptr ? blockIdx.x : take(); block < problem.blocks;
+       block = taken == nullptr ? problem.blocks : take()) {
+    Work work{find_place(problem, block, last_first), 0};
+    work.tiles = count(work.place);
+    if (work.tiles == kNoWork) continue;
+    bring(work, number, first);
+    ++number;
+    first += work.tiles;
+  }
+  memory.held.wait_free(number);
+  if (first_lane) {
+    memory.work[number % 2].tiles = kNoWork;
+    arrive(&memory.held.here[0]);
+  }
+}
+
+// The consumers. carry_out(work, number, first) releases what the ring `held` has when it has no more use for it.
+template <typename Memory, typename Job>
+__device__ __forceinline__ void do_work(Memory& memory, Job carry_out) {
+  for (int number = 0, first = 0;; ++number) {
+    memory.held.wait_here(number);
+    const Work work = memory.work[number % 2];
+    if (work.tiles == kNoWork) return;
+    carry_out(work, number, first);
+    first += work.tiles;
+  }
+}
+
+// ---- Tiles in shared memory -----------------------------------------------------------------------------------------
 
 // Begin to bring kCount rows, from `row` of the sequence on; what lies beyond the tensor is zeros, what lies beyond the
 // sequence is whatever lies there.
@@ -256,6 +307,21 @@ inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShap
          make_map(&maps->v, in.v, axes_of_keys(in.v_strides, in, shape), in.width, shape.half);
 }
 inline const char* no_maps() { return "attention: the driver makes no tensor maps of q, k, v or their gradient"; }
+
+// Queue a kernel of `blocks` pieces of work; counter: an int on the device, for `taken`.
+template <typename... Wanted, typename... Given>
+const char* launch_work(void (*kernel)(Problem, Maps, int*, Wanted...), int64_t blocks, int shared, int* counter,
+                        void* stream, const Problem& problem, const Maps& maps, const Given&... given) {
+  const int64_t most = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount));
+  if (blocks > INT32_MAX - most) return "attention: more blocks than can be numbered";
+  const bool taking = blocks > most;
+  if (taking) {
+    const cudaError_t error = cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream));
+    if (error != cudaSuccess) return report(error);
+  }
+  return launch_blocks<kBlock>(kernel, taking ? most : blocks, shared, stream, problem, maps,
+                               taking ? counter : nullptr, given...);
+}
 
 // call(type, width, dropout) with what `in` and `shape` say as types.
 template <typename Call>

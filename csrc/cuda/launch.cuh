@@ -33,6 +33,12 @@ inline bool aligned(std::initializer_list<const void*> tensors) {
   });
 }
 
+// Why a call failed.
+inline const char* report(cudaError_t error) {
+  cudaGetLastError();  // what is reported here must not be found by others
+  return cudaGetErrorString(error);
+}
+
 // Queue a grid of blocks with `shared` bytes of dynamic shared memory each; null, or why not.
 template <typename... Wanted, typename... Given>
 const char* launch(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream, const Given&... given) {
@@ -44,9 +50,7 @@ const char* launch(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared,
   cudaError_t error = cudaSuccess;
   if (shared > 48 * 1024) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, given...);
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // what is reported here must not be found by others
-  return cudaGetErrorString(error);
+  return error == cudaSuccess ? nullptr : report(error);
 }
 
 }  // namespace cuda

@@ -25,7 +25,8 @@ extern "C" const char* attention_with_bounds(const void* qkv, const void* dout, 
   in.scale = 0.125;
   const cuda::AttentionShape shape{1, rows, nullptr, bounds, documents, true};
   const std::unique_ptr<unsigned char[]> workspace(new unsigned char[kernels.workspace(in, shape)]);
-  const char* const problem = kernels.forward({in, out, lse}, shape, nullptr);
+  int counter = 0;
+  const char* const problem = kernels.forward({in, out, lse}, shape, &counter, nullptr);
   if (problem) return problem;
   const AttentionBackward backward{in,      dout,    out,     lse,     writable(0), writable(1), writable(2),
                                    strides, strides, strides, nullptr, 0};
