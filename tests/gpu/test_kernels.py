@@ -90,6 +90,17 @@ def test_attention_against_the_formula(instructions, width, causal, dtype):
         test_attention.agree(test_attention.qkv(1, rows, 2, width, dtype), causal, device="cuda")
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [64, 128])
+def test_more_attention_than_multiprocessors(instructions, width, causal):
+    """Blocks of Hopper's kernels then do one piece of work after another, some of no tiles, some of many."""
+    seed, lengths = torch.tensor([5]), torch.tensor([400, 0, 1, 128, 129, 256, 300, 399])
+    bounds = torch.cat((torch.arange(0, 700, 50), torch.tensor([700, 701, 1000, 1200])))
+    for shape, options in (((8, 400, 8), test_attention.NONE), ((8, 400, 8), (0.2, seed, lengths, None)),
+                           ((1, 1200, 12), (0.0, None, None, bounds))):
+        test_attention.agree(test_attention.qkv(*shape, width, torch.bfloat16), causal, options, device="cuda")
+
+
 def test_more_keys_than_queries_and_fewer(instructions):
     for rows, keys in ((1, 100), (100, 1), (70, 144), (5, 0)):
         test_attention.agree(test_attention.qkv(2, rows, 3, 64, torch.bfloat16, keys), causal=False, device="cuda")
