@@ -94,7 +94,7 @@ def test_attention_against_the_formula(instructions, width, causal, dtype):
 @pytest.mark.parametrize("width", [64, 128])
 def test_more_attention_than_multiprocessors(instructions, width, causal):
     """Blocks of Hopper's kernels then do one piece of work after another, some of no tiles, some of many."""
-    seed, lengths = torch.tensor([5]), torch.tensor([400, 0, 1, 128, 129, 256, 300, 399])
+    seed, lengths = torch.tensor([5]), torch.tensor([400, 0, 40, 128, 129, 256, 300, 399])
     bounds = torch.cat((torch.arange(0, 700, 50), torch.tensor([700, 701, 1000, 1200])))
     for shape, options in (((8, 400, 8), test_attention.NONE), ((8, 400, 8), (0.2, seed, lengths, None)),
                            ((1, 1200, 12), (0.0, None, None, bounds))):
