@@ -95,24 +95,41 @@ def complete(args, presets):
 
 def load_data(args, dist):
     """The prepared Dataset or, with --stream, what reads the text as the model trains."""
-    if args.stream is not False and args.dataset_name is not None:
-        found = corpus.open_corpus(args.dataset_name, flag="--dataset")
-        args.stream = args.stream or found.source["kind"] == "hub" and not args.prepare
-        if args.stream and args.epochs:
-            raise UserError(f"--epochs {args.epochs}: de un texto que se lee según se entrena no se sabe cuánto dura "
-                            "una época; use --max-steps, o --no-stream para prepararlo antes")
-        if args.stream and args.prepare:
-            raise UserError("--stream y --prepare se excluyen: un texto que se lee según se entrena no se prepara; "
-                            "quite uno de los dos")
-        if args.stream and args.dataset_max_tokens:
-            raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee según se entrena "
-                            "no se corta; use --max-steps, o --no-stream para prepararlo antes")
+    # Rank 0 decides for all: the text may lie on its machine alone, and its path pass for a name on the Hub elsewhere.
+    kind = dist.run_on_main(lambda: _kind_to_stream(args))
+    args.stream = kind is not None
+    if not args.stream:
+        return pretrain.load_data(args, dist)
+    found = corpus.open_corpus(args.dataset_name, flag="--dataset")
+    if found.source["kind"] != kind:
+        raise UserError(f"--dataset {args.dataset_name!r}: está en la máquina del rango 0 y no en esta: cópielo aquí, "
+                        "o use --no-stream, que lo prepara y lo envía")
+    return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size, tokenizer_path=args.tokenizer,
+                              val_fraction=args.val_fraction)
+
+
+def _kind_to_stream(args):
+    """The kind of source that is to be read as the model trains, or None where the data are prepared before."""
+    if args.dataset_name is None:
         if args.stream:
-            return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size,
-                                      tokenizer_path=args.tokenizer, val_fraction=args.val_fraction)
-    elif args.stream:
-        raise UserError("--stream necesita --dataset: c4, spanish, propietario/nombre del Hub, o la ruta de un texto")
-    return pretrain.load_data(args, dist)
+            raise UserError("--stream necesita --dataset: c4, spanish, propietario/nombre del Hub, o la ruta de un "
+                            "texto")
+        return None
+    if args.stream is False:
+        return None
+    kind = corpus.open_corpus(args.dataset_name, flag="--dataset").source["kind"]
+    if not args.stream and (kind != "hub" or args.prepare):
+        return None
+    if args.epochs:
+        raise UserError(f"--epochs {args.epochs}: de un texto que se lee según se entrena no se sabe cuánto dura una "
+                        "época; use --max-steps, o --no-stream para prepararlo antes")
+    if args.prepare:
+        raise UserError("--stream y --prepare se excluyen: un texto que se lee según se entrena no se prepara; quite "
+                        "uno de los dos")
+    if args.dataset_max_tokens:
+        raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee según se entrena no se "
+                        "corta; use --max-steps, o --no-stream para prepararlo antes")
+    return kind
 
 
 def keep_effective_batch(args, preset, world_size, note):

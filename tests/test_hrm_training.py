@@ -121,6 +121,23 @@ def test_two_processes_train_on_the_hub(tmp_path):
     assert "paso 6/6" in results[0][1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_that_only_the_first_machine_has(book, tmp_path, stream):
+    """Where it is missing, its path is the name of a repository on the Hub."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    (first / "datos").mkdir(parents=True)
+    second.mkdir()
+    book.rename(first / "datos" / "libro.txt")
+    options = ["--dataset", "datos/libro.txt", *TINY, "--batch-size", "2", "--max_steps", "2"]
+    results = run_ranks([SMALL, *options, *["--stream"] * stream, "--local-rank", "0"], [first, second])
+    if stream:
+        assert results[1][0] == 2 and "'datos/libro.txt': está en la máquina del rango 0" in results[1][1], results
+    else:
+        assert [code for code, _ in results] == [0, 0], results
+        assert "No tiene los datos el rango 1" in results[0][1]
+    assert not any("Traceback" in output for _, output in results)
+
+
 def test_a_stream_has_no_epochs(book, tmp_path):
     code, output = train(tmp_path, "--dataset", book, *TINY, "--stream", "--epochs", 2)
     assert code == 2 and "--epochs 2" in output and "--max-steps" in output and len(output.splitlines()) == 1
