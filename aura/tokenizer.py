@@ -18,14 +18,16 @@ from sentencepiece import sentencepiece_model_pb2
 
 from aura import cgroup, hf_tokenizer
 from aura.errors import UserError, first_line
-from aura.files import explain, write_bytes
+from aura.files import explain, set_aside, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
 SPACE_BYTES = SPACE.encode("utf-8")
 SAMPLE_BYTES = 32_000_000  # text the tokenizer is trained on at most: BPE needs about ten times that in memory
 LINE_CHARACTERS = 4000  # longer ones the trainer would leave out without a word
 ENCODE_CHARACTERS = 1 << 18  # longest piece handed to SentencePiece at once, for flat memory
+VOCAB_MOST = 2**31 - 1  # the trainer's int
 CONTROLS = (("<pad>", "pad"), ("</s>", "eos"))
+NAMES = ("tokenizer.model", "tokenizer.json", "vocab.json")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # owner/name, or the bare name of an old model
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -185,13 +187,16 @@ def from_bytes(model):
 def export_files(tokenizer, directory, note=print):
     """Write tokenizer.json and vocab.json, and tokenizer.model of a SentencePiece model, into `directory`.
 
-    note: is told in Spanish what tokenizer.json cannot say exactly. Returns the names of the files. Raises OSError.
+    What is there under those names and is not written anew is set aside. note: is told in Spanish what tokenizer.json
+    cannot say exactly. Returns the names of the files. Raises OSError.
     """
     files = {tokenizer.file_name: tokenizer.model}
     document = tokenizer.to_json(note)
     if document is not None:
         files["tokenizer.json"] = json.dumps(document, ensure_ascii=False).encode("utf-8")
     files["vocab.json"] = json.dumps(tokenizer.vocabulary(), ensure_ascii=False, indent=0).encode("utf-8")
+    # load() would take what another run left here for this one's.
+    set_aside([Path(directory) / name for name in NAMES if name not in files], directory)
     for name, content in files.items():
         write_bytes(Path(directory) / name, content)
     return list(files)
@@ -200,8 +205,7 @@ def export_files(tokenizer, directory, note=print):
 def _from_directory(directory, named):
     """(model bytes, tokenizer_config.json as a dict) of a folder."""
     return _from_files(lambda name: (directory / name).read_bytes() if (directory / name).is_file() else None,
-                       ("tokenizer.model", "tokenizer.json"),
-                       f"{named}: la carpeta no tiene tokenizer.model ni tokenizer.json")
+                       NAMES[:2], f"{named}: la carpeta no tiene tokenizer.model ni tokenizer.json")
 
 
 def _from_files(read, names, nothing):
@@ -281,15 +285,17 @@ def same_pieces(a, b):
     if a == b:
         return True
     try:
-        return _without_threads(a) == _without_threads(b)
+        return _untold(a, "num_threads") == _untold(b, "num_threads")
     except ValueError:
         return False
 
 
-def _without_threads(model):
-    """The bytes of a ModelProto that does not tell the cores it was trained on. Raises ValueError for what is none."""
+def _untold(model, *fields):
+    """The bytes of a ModelProto that does not tell these settings of its training. Raises ValueError for what is none.
+    """
     proto = _parsed(model)
-    proto.trainer_spec.ClearField("num_threads")
+    for field in fields:
+        proto.trainer_spec.ClearField(field)
     return proto.SerializeToString()
 
 
@@ -325,14 +331,17 @@ def train(texts, vocab_size, note=print):
     note. Source of the method: Kudo and Richardson 2018, "SentencePiece". Raises UserError for an empty text or a
     vocabulary too small for the alphabet. Returns a Tokenizer, the same one from the same texts on every machine.
     """
+    if vocab_size > VOCAB_MOST:
+        raise UserError(f"--vocab-size {vocab_size}: son demasiadas; indique como mucho {VOCAB_MOST} piezas")
     lines = _bounded_lines(texts)
     if not lines:
         raise UserError("el corpus está vacío: no hay texto con que entrenar el tokenizador")
+    tried = max(vocab_size, 3)  # of fewer the trainer does not say how many it needs
     try:
-        model = _train(lines, vocab_size)
+        model = _train(lines, tried)
     except (RuntimeError, ValueError) as problem:
         largest = re.search(r"value <= (\d+)", str(problem))
-        smallest = re.search(rf"{vocab_size} vs (\d+)", str(problem))
+        smallest = re.search(rf"{tried} vs (\d+)", str(problem))
         if smallest:
             raise UserError(f"--vocab-size {vocab_size}: el alfabeto de este corpus necesita al menos "
                             f"{smallest.group(1)} piezas") from problem
@@ -356,10 +365,12 @@ def _bounded_lines(texts):
 
 
 def _train(lines, vocab_size):
+    # A text of one word a line has no space to learn, and without its piece all later ones would become U+2581.
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=vocab_size, byte_fallback=True,
         normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False,
-        character_coverage=0.9995, max_sentence_length=4 * LINE_CHARACTERS, num_threads=cgroup.cores(),
-        minloglevel=2, pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>", eos_piece="</s>")
-    return _without_threads(model.getvalue())
+        character_coverage=0.9995, required_chars=SPACE, max_sentence_length=4 * LINE_CHARACTERS,
+        num_threads=cgroup.cores(), minloglevel=2, pad_id=0, unk_id=1, bos_id=-1, eos_id=2, pad_piece="<pad>",
+        eos_piece="</s>")
+    return _untold(model.getvalue(), "num_threads", "required_chars")

@@ -100,6 +100,19 @@ def test_every_single_id_decodes_alike(tokenizer, tmp_path):
     assert tokenizer.decode([tokenizer.eos_id, tokenizer.pad_id]) == ""
 
 
+def test_the_tokenizer_of_another_run_is_set_aside(tokenizer, tmp_path):
+    tokenizers.export_files(tokenizer, tmp_path)
+    made = hf.ByteLevelBPETokenizer()
+    made.train_from_iterator([rich_text()], vocab_size=300, show_progress=False)
+    made.save(str(tmp_path / "otro.json"))
+    other = tokenizers.load(tmp_path / "otro.json")
+    for _ in range(2):
+        tokenizers.export_files(other, tmp_path)
+    assert tokenizers.load(tmp_path).sha256 == other.sha256
+    (old,) = tmp_path.glob("anterior-*/tokenizer.model")
+    assert old.read_bytes() == tokenizer.model
+
+
 def test_writing_needs_no_library(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     files = tokenizers.export_files(tokenizer, tmp_path)

@@ -100,9 +100,31 @@ def test_vocabulary_shrinks_with_a_note_where_the_text_is_small():
     assert small.vocab_size < 5000 and str(small.vocab_size) in notes[0] and "5000" in notes[0]
 
 
-def test_too_small_a_vocabulary_names_the_least():
-    with pytest.raises(UserError, match=r"--vocab-size 50.*al menos \d+"):
-        train([corpus_text(1)], 50)
+@pytest.mark.parametrize("size", [1, 50])
+def test_too_small_a_vocabulary_names_the_least(size):
+    with pytest.raises(UserError, match=rf"--vocab-size {size}: .*al menos \d\d\d piezas"):
+        train([corpus_text(1)], size)
+
+
+def test_too_large_a_vocabulary_names_the_most():
+    with pytest.raises(UserError, match="--vocab-size 3000000000: .*como mucho 2147483647 piezas"):
+        train([corpus_text(1)], 3_000_000_000)
+
+
+@pytest.mark.parametrize("text", ["\n".join(corpus_text(3).split()), corpus_text(3).replace(" ", "\t"),
+                                  "漢字かな\n" * 50])
+def test_spaces_survive_that_the_text_has_not(text):
+    tokenizer = train([text], 5000, lambda _: None)
+    for later in ("En un lugar de la Mancha", "  ▁ a▁b "):
+        assert tokenizer.decode(tokenizer.encode(later)) == later
+    assert tokenizer.lossless
+
+
+def test_of_text_with_spaces_nothing_else_is_learned(tokenizer, monkeypatch):
+    real = sentencepiece.SentencePieceTrainer.train
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train",
+                        lambda **options: real(**{**options, "required_chars": ""}))
+    assert train([corpus_text()], 400).model == tokenizer.model
 
 
 def test_empty_text():
