@@ -139,12 +139,12 @@ def latest(data_dir):
 
 
 def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None, max_tokens=None,
-            threads=None, note=print):
+            threads=None, latest=False, note=print):
     """Turn `corpus` into a prepared folder data_dir/NAME, or return the one that is there already for the same
     bytes and options. Uses all cores; memory does not grow with the corpus.
 
     max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation. threads: all
-    cores by default.
+    cores by default. latest: make it the one prepared last, also where it is there already.
     Raises UserError for bad input; the folder of an earlier preparation is then untouched. What it returns has been
     read through; an earlier preparation that is damaged is made anew.
     """
@@ -156,6 +156,11 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     final = Path(data_dir) / corpus.name
     existing = _intact(final, options, corpus, note)
     if existing:
+        note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
+             f"{existing.tokens('val')} de validación.")
+        if latest:
+            existing.meta["prepared_at"] = time.time()
+            _write_back(existing)
         return existing
     require_writable_directory(data_dir, "--data-dir")
     remove_abandoned(data_dir)
@@ -207,9 +212,14 @@ def same_text(existing, corpus):
     if digest is None or digest != corpus.digest():
         return False
     existing.meta["source"] = corpus.source
-    with contextlib.suppress(OSError):  # so that the next run need not read them; where nobody may write it will
-        write_json(existing.directory / "dataset.json", existing.meta)
+    _write_back(existing)  # so that the next run need not read them
     return True
+
+
+def _write_back(existing):
+    """Keep what was changed of a Dataset's meta, where one may write."""
+    with contextlib.suppress(OSError):
+        write_json(existing.directory / "dataset.json", existing.meta)
 
 
 def document_share(document):

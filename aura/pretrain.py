@@ -48,7 +48,11 @@ def _find_or_prepare(args, dist):
                 if flag in args.given:
                     raise UserError(f"--{flag.replace('_', '-')} {getattr(args, flag)} solo sirve al preparar datos: "
                                     "indique también --dataset-name")
-            dist.print(f"Datos: {last.meta['name']!r}, los últimos preparados en {args.data_dir}.")
+            has = last.meta["options"]["vocab_size"], last.vocab_size  # asked for, and what the text was enough for
+            if "vocab_size" in args.given and args.vocab_size not in has:
+                raise UserError(f"--vocab-size {args.vocab_size} solo sirve al preparar datos, y los últimos tienen "
+                                f"{last.vocab_size} piezas: indique también --dataset-name")
+            dist.print(f"Datos: {last.directory.name!r}, los últimos preparados en {args.data_dir}.")
             last.verify()
             return last
     if name is None:
@@ -58,7 +62,7 @@ def _find_or_prepare(args, dist):
     return dataset.prepare(
         corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
         tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
-        threads=args.num_workers or None, note=dist.print)
+        threads=args.num_workers or None, latest=args.prepare, note=dist.print)
 
 
 def make_loaders(args, dist, data):

@@ -22,8 +22,10 @@ def share_out(dist, dataset, data_dir):
 
     Only ranks whose --data-dir lacks it receive it, one per machine and folder. `dataset` matters on rank 0 alone.
     """
-    meta = dist.broadcast_tree(dataset.meta if dist.main else None)
-    have = dist.main or _has_intact(dist, meta, data_dir)
+    # The folder need not be called as its data are: somebody may have renamed it.
+    meta, name = dist.broadcast_tree((dataset.meta, dataset.directory.name) if dist.main else None)
+    final = Path(data_dir) / name
+    have = dist.main or _has_intact(dist, meta, final)
     if not have:
         require_writable_directory(data_dir, "--data-dir")
     places = dist.gather_objects((have, _place(data_dir)))
@@ -33,19 +35,19 @@ def share_out(dist, dataset, data_dir):
                    "rango 0.")
         group = c10d.new_group([0, *needy], backend="gloo", timeout=timedelta(seconds=dist.timeout))
         if dist.rank in needy:
-            _transfer(dist, meta, dataset, data_dir, group)
-        dist.run_on_main(lambda: _transfer(dist, meta, dataset, data_dir, group))  # the rest wait as long as it takes
+            _transfer(dist, meta, dataset, final, group)
+        dist.run_on_main(lambda: _transfer(dist, meta, dataset, final, group))  # the rest wait as long as it takes
         dist.barrier()
-    local = read(Path(data_dir) / meta["name"])
+    local = read(final)
     if local is None or local.sha256 != meta["sha256"]:
         raise UserError(f"[rango {dist.rank}] los datos de {str(data_dir)!r} no coinciden con los del rango 0")
     return local
 
 
-def _has_intact(dist, meta, data_dir):
+def _has_intact(dist, meta, final):
     """Whether this machine's own copy is the one of rank 0; its first process reads it through to be sure."""
     try:
-        local = read(Path(data_dir) / meta["name"])
+        local = read(final)
         if local is not None and dist.local_rank == 0:
             local.verify()
     except UserError as problem:
@@ -71,21 +73,20 @@ def _boot():
         return ""
 
 
-def _transfer(dist, meta, dataset, data_dir, group):
+def _transfer(dist, meta, dataset, final, group):
     if dist.main:
         for name, sha256 in dataset.files():
             _require_whole(dist, name, sha256, _send_file(dataset.directory / name, group, _skipped(name)))
         return
-    final = Path(data_dir) / meta["name"]
     try:
-        remove_abandoned(data_dir)
+        remove_abandoned(final.parent)
         with building(final) as target:
             for name, sha256 in Dataset(target, meta).files():
                 _require_whole(dist, name, sha256, _receive_file(target / name, group, _skipped(name)))
             write_json(target / "dataset.json", meta)
             put_in_place(target, final)
     except OSError as problem:
-        raise UserError(f"[rango {dist.rank}] {str(data_dir)!r}: no se pueden guardar los datos recibidos "
+        raise UserError(f"[rango {dist.rank}] {str(final.parent)!r}: no se pueden guardar los datos recibidos "
                         f"({explain(problem)})") from problem
 
 

@@ -62,6 +62,12 @@ def test_latest_is_the_one_prepared_last(book, tmp_path):
     prepare(book, data_dir)
     prepare(other, data_dir)
     assert dataset.latest(data_dir).meta["name"] == "otro"
+    said = []
+    prepare(book, data_dir, note=said.append)
+    assert dataset.latest(data_dir).meta["name"] == "otro", "used, and not asked to be prepared"
+    prepare(book, data_dir, latest=True)
+    assert dataset.latest(data_dir).meta["name"] == "libro"
+    assert len(said) == 1 and "ya preparados" in said[0]
 
 
 def test_one_document_is_all_training(tmp_path):

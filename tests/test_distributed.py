@@ -221,7 +221,8 @@ def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_pa
     monkeypatch.setattr(c10d, "new_group", lambda ranks, **_: done.append(ranks))
     monkeypatch.setattr(share, "_has_intact", lambda *_: True)
     monkeypatch.setattr(share, "read", lambda folder: Dataset(folder, meta))
-    dist = SimpleNamespace(main=False, rank=2, timeout=9.0, print=lambda *_: None, broadcast_tree=lambda _: meta,
+    dist = SimpleNamespace(main=False, rank=2, timeout=9.0, print=lambda *_: None,
+                           broadcast_tree=lambda _: (meta, "libro"),
                            gather_objects=lambda mine: [(True, "a"), (False, "b"), mine],
                            run_on_main=lambda work: done.append("main"), barrier=lambda: done.append("barrier"))
     assert share.share_out(dist, None, tmp_path).meta == meta and done == [[0, 1], "main", "barrier"]

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from aura import report
+from aura import dataset, report
 from tests.support import ROOT, Process, assert_same_weights, free_port, ranks, run, run_ranks
 
 SCRIPT = ROOT / "train_gpt2_spanish.py"
@@ -49,8 +49,17 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
 def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
     code, output = train(tmp_path, "--prepare", "--dataset-name", book)
     assert code == 0 and "Datos preparados" in output and not (tmp_path / "checkpoints").exists()
+    before = dataset.latest(tmp_path / "Data").meta["prepared_at"]
+    code, output = train(tmp_path, "--prepare", "--dataset-name", book)
+    assert code == 0 and "Datos ya preparados en Data/libro" in output
+    assert dataset.latest(tmp_path / "Data").meta["prepared_at"] > before
     code, output = train(tmp_path, "--max-steps", 1)
     assert code == 0 and "'libro', los últimos preparados" in output
+    code, output = train(tmp_path, "--max-steps", 1, "--vocab-size", 300)
+    assert code == 2 and "--vocab-size 300 solo sirve al preparar" in output and "tienen 400 piezas" in output, output
+    (tmp_path / "Data" / "libro").rename(tmp_path / "Data" / "cervantes")
+    code, output = train(tmp_path, "--max-steps", 2)
+    assert code == 0 and "'cervantes', los últimos preparados" in output, output
 
 
 def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book, tmp_path):
