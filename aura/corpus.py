@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -23,7 +24,7 @@ from aura.files import explain
 SAMPLE_NAME = "muestra"
 SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
 DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this many bytes ...
-DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many
+DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many, or space in a longer line
 RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 256 << 20
@@ -290,6 +291,7 @@ def _file_documents(path, corpus, damage, offset, line):
     records = _records(path)
     try:
         with open(path, "rb") as raw, (gzip.open(raw) if _packed(path) else raw) as file:
+            file = file if records else _with_line_ends(file)
             split = _json_documents if records else _text_splitter(_lines(file, path, Damage(), whole=False))
             file.seek(offset)
             lines = _lines(file, path, damage, records, offset, line)
@@ -300,6 +302,33 @@ def _file_documents(path, corpus, damage, offset, line):
                         ) from problem
     except OSError as problem:
         raise _unreadable(path, problem) from problem
+
+
+class _OldMacText(io.RawIOBase):
+    """A file of lines that end in \\r alone, as if they ended in \\n; every byte keeps its place."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=os.SEEK_SET):
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer):
+        part = self._file.read(len(buffer)).replace(b"\r", b"\n")
+        buffer[:len(part)] = part
+        return len(part)
+
+
+def _with_line_ends(file):
+    head = file.read(CHUNK_BYTES)
+    file.seek(0)
+    return io.BufferedReader(_OldMacText(file)) if b"\r" in head and b"\n" not in head else file
 
 
 def _watched(lines, raw, path, corpus, damage):
@@ -375,6 +404,7 @@ def _text_splitter(lines):
         size += len(text)
         if size > CHUNK_BYTES:
             break
+    head = re.findall(r".*\n|.+", "".join(head))  # lines, not pieces of lines
     lengths = [len(text) for text in head if text.strip()]
     blank = any(not text.strip() for text in head[:-1])
     one_a_line = len(lengths) > 1 and not blank and statistics.median(lengths) >= LINE_PER_DOCUMENT
@@ -395,7 +425,7 @@ def _line_documents(lines, path, damage):
 
 def _running_documents(lines, path, damage):
     parts, size = [], 0
-    for _, text, after in lines:
+    for text, after in _cut(lines):
         if parts or text.strip():
             parts.append(text)
             size += len(text)
@@ -405,6 +435,16 @@ def _running_documents(lines, path, damage):
     rest = "".join(parts).rstrip("\n")
     if rest.strip():
         yield rest, None
+
+
+def _cut(lines):
+    """(text, after) of each line, of one longer than a document in pieces that end at spaces where it has any."""
+    for _, text, after in lines:
+        while len(text) > DOCUMENT_BYTES_MAX:
+            end = text.find(" ", DOCUMENT_BYTES_MAX, 2 * DOCUMENT_BYTES_MAX) + 1 or DOCUMENT_BYTES_MAX
+            yield text[:end], None
+            text = text[end:]
+        yield text, after
 
 
 def _hub_documents(source, place, rank, world_size):

@@ -37,7 +37,11 @@ def test_long_lines_without_blanks_are_one_document_each(tmp_path):
 def test_a_text_without_newlines_is_read_in_pieces_that_join(tmp_path):
     text = "añil " * 500_000
     found = documents(write(tmp_path / "d.txt", text))
-    assert len(found) > 1 and "".join(found) == text
+    assert "".join(found) == text
+    sizes = [len(document) for document in found]
+    assert min(sizes[:-1]) > corpus.DOCUMENT_BYTES_MAX and max(sizes) < 2 * corpus.DOCUMENT_BYTES_MAX + 10
+    assert all(document.endswith(" ") for document in found[:2])
+    assert len(documents(write(tmp_path / "d.txt", "漢字" * 100_000))) == 4
 
 
 def test_jsonl_gzip_and_folders(tmp_path):
@@ -55,6 +59,17 @@ def test_jsonl_gzip_and_folders(tmp_path):
 
 def test_bom_and_windows_line_ends(tmp_path):
     assert documents(write(tmp_path / "d.txt", b"\xef\xbb\xbfhola\r\nadi\xc3\xb3s\r\n")) == ["hola\nadiós"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_line_ends_of_an_old_mac_give_the_same_documents(tmp_path, packed):
+    text = "\n\n".join(f"Párrafo {i}.\nSegunda línea, ñandú." * 200 for i in range(12)) + "\nfin"
+    expected = list(corpus.open_corpus(str(write(tmp_path / "d.txt", text))).placed())
+    content = text.replace("\n", "\r").encode()
+    name = "m.txt.gz" if packed else "m.txt"
+    path = write(tmp_path / name, gzip.compress(content) if packed else content)
+    assert list(corpus.open_corpus(str(path)).placed()) == expected and len(expected) > 3
+    assert documents(write(tmp_path / "e.txt", "uno\rdos\ntres")) == ["uno\rdos\ntres"], "no line end among others"
 
 
 def test_invalid_utf8_is_counted_with_its_first_line(tmp_path):
@@ -230,6 +245,8 @@ def folder(tmp_path):
     write(tmp_path / "b.jsonl.gz", gzip.compress("\n".join(records).encode()))
     write(tmp_path / "c.txt", "\r\n\r\n".join(f"Párrafo {i}.\r\nSegunda línea, ñandú." * 200 for i in range(12)))
     write(tmp_path / "d.txt.gz", gzip.compress(("ñandú " * 300_000 + "\n\nfin\n\n").encode() * 2))
+    write(tmp_path / "f.txt", "\r\r".join(f"Párrafo {i}.\rOtra línea." * 400 for i in range(12)))
+    write(tmp_path / "g.txt", "ñandú " * 300_000)
     write(tmp_path / "e.txt", b"\n".join(b"linea %d " % i + b"texto " * 60 + b"\xff" * (i == 3) for i in range(20)))
     return tmp_path
 
@@ -239,7 +256,7 @@ def test_reading_goes_on_from_every_place(folder):
     whole = list(found.placed())
     damage = found.damage
     assert len(whole) > 630 and [place["document"] for _, place in whole] == list(range(1, len(whole) + 1))
-    for number in [*range(1, len(whole) - 45, 60), *range(len(whole) - 45, len(whole) + 1)]:
+    for number in [*range(1, len(whole) - 120, 60), *range(len(whole) - 120, len(whole) + 1, 3)]:
         place = json.loads(json.dumps(whole[number - 1][1]))
         assert list(found.placed(place)) == whole[number:]
         assert found.damage.bad == damage.bad
