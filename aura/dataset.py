@@ -114,9 +114,21 @@ def read(directory):
         meta = json.loads(path.read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
             raise UserError(f"{str(path)!r} es de otra versión ({meta['format']}): {AGAIN}")
-        return Dataset(Path(directory), meta)
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+        found = Dataset(Path(directory), meta)
+        _require_whole(found)
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise UserError(f"{str(path)!r} está dañado: {AGAIN}") from problem
+
+
+def _require_whole(found):
+    """Raise one of the errors that read() expects where something is missing that is read later."""
+    meta = found.meta
+    texts = [meta["name"], meta["source"]["kind"], found.sha256, *itertools.chain(*found.files())]
+    numbers = [meta["prepared_at"], meta["options"]["vocab_size"], found.vocab_size, size_of(meta),
+               found.tokens("train"), found.tokens("val")]
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(each, int | float) for each in numbers):
+        raise TypeError(meta)
 
 
 def prepared(data_dir, note=None):

@@ -10,10 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
-
 import aura
-from aura import cli, output
+from aura import cli, models, output
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError
 from aura.files import (
@@ -25,7 +23,7 @@ from aura.files import (
     sync_directory,
     write_json,
 )
-from aura.models.gpt import GPT, GPTConfig
+from aura.models.gpt import GPTConfig
 
 FORMATS = ("hf",)
 MARK = "aura_version"  # in config.json: this folder is an export, and a later one may replace it
@@ -102,14 +100,9 @@ def require_free(directory):
 def check(path, config, weights, tokenizer):
     """The GPTConfig of `config` (dict). Raises UserError where the parts of the checkpoint do not belong together."""
     named = f"--checkpoint {str(path)!r}"
-    try:
-        config = GPTConfig(**config)
-    except TypeError as problem:
-        raise UserError(f"{named}: no es un GPT; por ahora solo se exportan modelos GPT") from problem
-    with torch.device("meta"):
-        expected = {name: value.shape for name, value in GPT(config).state_dict().items()}
-    if {name: value.shape for name, value in weights.items()} != expected:
-        raise UserError(f"{named}: los pesos no corresponden a su configuración")
+    config = models.described(config, weights, named)
+    if not isinstance(config, GPTConfig):
+        raise UserError(f"{named}: no es un GPT; por ahora solo se exportan modelos GPT")
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(f"{named}: el tokenizador tiene {tokenizer.vocab_size} piezas y el modelo solo "
                         f"{config.vocab_size}: no son del mismo entrenamiento")

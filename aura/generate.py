@@ -35,12 +35,9 @@ def main():
     args = build_parser().parse_args()
     backend.limit_threads()
     config, weights, tokenizer = output.read_output(args.checkpoint)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = models.build(config).to(device)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as problem:
-        raise UserError(f"--checkpoint {args.checkpoint!r}: los pesos no corresponden a su configuración") from problem
+    config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
+    model = models.build(config).to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    model.load_state_dict(weights)
     if args.early_exit:
         if getattr(model, "halt", None) is None:
             raise UserError(f"--early-exit: {args.checkpoint!r} no tiene cabeza de parada (se entrena con --segments)")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 
 from aura.errors import UserError, first_line
 from aura.files import explain, write_bytes, write_json
+from aura.models import in_range
 from aura.models.bert import BertConfig
 
 WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.json", "vocab.txt"
@@ -91,21 +92,12 @@ def read_config(folder):
         raise UserError(f"--model: {str(path)!r} pide hidden_act {given.get('hidden_act')!r} y position_embedding_type "
                         f"{given.get('position_embedding_type', 'absolute')!r}; aquí solo hay gelu y absolute")
     values = {ours: given[theirs] for theirs, ours in FIELDS.items() if theirs in given}
+    # Two types of segments at least: the question, and the text.
     if wrong := [f"{theirs} {given[theirs]!r}" for theirs, ours in FIELDS.items() if theirs in given
-                 and not _in_range(ours, given[theirs])]:
+                 and not (in_range(ours, given[theirs], getattr(BertConfig, ours))
+                          and (ours != "n_types" or given[theirs] > 1))]:
         raise UserError(f"--model: en {str(path)!r} no valen {', '.join(wrong)}")
     return BertConfig(**values)
-
-
-def _in_range(name, value):
-    """Whether a configuration's value is of the kind that BertConfig's `name` takes."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    if name in ("seq_len", "n_layer", "n_head", "n_embd", "n_ff", "vocab_size"):
-        return isinstance(value, int) and value >= 1
-    if name == "n_types":  # of the question, and of the text
-        return isinstance(value, int) and value >= 2
-    return 0 <= value < 1 if "dropout" in name else value >= 0
 
 
 def published_names(config):

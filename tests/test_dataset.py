@@ -95,9 +95,15 @@ def test_an_empty_corpus_leaves_nothing(tmp_path, content):
 
 def test_a_broken_json_of_the_folder_is_named(book, tmp_path):
     found = prepare(book, tmp_path / "Data")
-    (found.directory / "dataset.json").write_text("{")
-    with pytest.raises(UserError, match=r"dataset\.json.*--prepare"):
-        dataset.read(found.directory)
+    path, shards = found.directory / "dataset.json", {"shards": [{"file": "a.bin"}], "tokens": 9}
+    broken = [{**found.meta, "splits": value} for value in ([], {"train": {}}, {"train": shards, "val": shards})]
+    broken += [{**found.meta, key: 7} for key in ("name", "sha256", "source", "options", "tokenizer", "splits")]
+    broken += [{name: value for name, value in found.meta.items() if name != key} for key in
+               ("name", "prepared_at", "sha256", "source", "options", "tokenizer", "splits", "format")]
+    for text in ("{", "[]", *map(json.dumps, broken)):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"dataset\.json.*está dañado.*--prepare"):
+            dataset.read(found.directory)
 
 
 def test_a_flipped_byte_is_found(book, tmp_path):

@@ -13,7 +13,7 @@ import sentencepiece
 import torch
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import checkpoint, export, sampling
+from aura import checkpoint, export, generate, sampling
 from aura import tokenizer as tokenizers
 from aura.errors import UserError
 from aura.models.gpt import GPT, GPTConfig
@@ -377,9 +377,14 @@ def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="falta.pth"):
         run(monkeypatch, "--checkpoint", "falta.pth", "--to", "hf", tmp_path / "hf")
     described = json.loads(path.with_suffix(".json").read_text())
-    for key, value, why in (("n_layer", 2, "no corresponden"), ("experts", 2, "no es un GPT")):
+    for key, value, why in (("n_layer", 2, "no corresponden"), ("experts", 2, "experts: 2"), ("n_emb", 32, "n_emb: 32"),
+                            ("n_head", 0, "n_head: 0"), ("n_embd", "32", "n_embd: '32'"), ("n_embd", 33, "no es múlt"),
+                            ("n_embd", 2**24, "no corresponden"), ("dropout", 1, "dropout: 1")):
         changed = {**described, "config": {**described["config"], key: value}}
         path.with_suffix(".json").write_text(json.dumps(changed))
-        with pytest.raises(UserError, match=why):
+        with pytest.raises(UserError, match=f"gpt.pth': .*{why}"):
             run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf")
+        monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+        with pytest.raises(UserError, match=f"gpt.pth': .*{why}"):
+            generate.main()
     assert not (tmp_path / "hf").exists()

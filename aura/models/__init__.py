@@ -1,10 +1,47 @@
-"""The models; `build` makes the one that a checkpoint's configuration describes."""
+"""The models; `build` makes the one that a configuration describes, `described` reads that of a file."""
 
+import dataclasses
+
+import torch
+
+from aura.errors import UserError
 from aura.models import gpt, hrm
 
 
 def build(config):
-    """The module for a configuration as files hold it: a dict of the fields of GPTConfig or HRMConfig."""
-    if "h_cycles" in config:
-        return hrm.HRM(hrm.HRMConfig(**config))
-    return gpt.GPT(gpt.GPTConfig(**config))
+    """The module for a GPTConfig or HRMConfig."""
+    return hrm.HRM(config) if isinstance(config, hrm.HRMConfig) else gpt.GPT(config)
+
+
+def described(values, weights, named):
+    """The GPTConfig or HRMConfig of a saved model: `values` and `weights` as its files hold them.
+
+    named: how the error message calls them. Raises UserError for what is damaged, of another program, or does not
+    belong together.
+    """
+    values = values if isinstance(values, dict) else {"config": values}
+    kind = hrm.HRMConfig if "h_cycles" in values else gpt.GPTConfig
+    known = {field.name: field.default for field in dataclasses.fields(kind)}
+    if wrong := [f"{name}: {value!r}" for name, value in values.items()
+                 if name not in known or not in_range(name, value, known[name])]:
+        raise UserError(f"{named}: su configuración está dañada o es de otro programa ({', '.join(wrong)[:160]}): "
+                        "recupere los ficheros que se guardaron con el modelo")
+    config = kind(**values)
+    try:
+        config.check()
+    except UserError as problem:
+        raise UserError(f"{named}: su configuración está dañada: {problem}") from problem
+    with torch.device("meta"):
+        expected = {name: value.shape for name, value in build(config).state_dict().items()}
+    if {name: getattr(value, "shape", None) for name, value in weights.items()} != expected:
+        raise UserError(f"{named}: los pesos no corresponden a su configuración")
+    return config
+
+
+def in_range(name, value, default):
+    """Whether `value` is of the kind that a configuration's field takes, of which `default` is one."""
+    if isinstance(default, bool) or isinstance(value, bool) or not isinstance(value, int | float):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, int):
+        return isinstance(value, int) and value >= 1
+    return 0 <= value < (1 if "dropout" in name else float("inf"))
