@@ -53,7 +53,7 @@ MANUAL = Preset(gpt.GPTConfig(dropout=0.0), 2, 16, 2e-4, True)
 BYTES_PER_TOKEN = 4.3  # of Spanish text with 32,000 pieces; El Quijote: 4.36
 SIZES = ("n_embd", "n_layer", "n_head", "seq_len")
 # What a resumed run may not change, because the weights or the order of the data would no longer be those.
-FIXED = ("preset", *SIZES, "vocab_size", "optimizer", "seed", "val_fraction", "tokenizer")
+FIXED = ("preset", *SIZES, "vocab_size", "optimizer", "seed", "val_fraction", "tokenizer", "dataset_max_tokens")
 
 
 def build_parser():

@@ -34,6 +34,9 @@ def arguments(args, state, fixed, flag, note):
     before = state["arguments"]
     given = {name for name in args.given if getattr(args, name) != "auto"}
     asked = {name for name in given if name in before and getattr(args, name) != before[name]}
+    old, new = before.get("tokenizer"), args.tokenizer
+    if old and new and Path(old).resolve() == Path(new).resolve():
+        asked.discard("tokenizer")
     refused = [f"{flag(name)} {getattr(args, name)} (era {before[name]})" for name in fixed if name in asked]
     if refused:
         raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "

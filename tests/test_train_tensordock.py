@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -119,16 +120,26 @@ def trained(trained_once, book, tmp_path):
 
 def test_a_resumed_run_refuses_what_it_cannot_change(trained):
     code, output = train(trained.parent, "--resume_from", "salida", "--embed_size", "64", "--model_preset", "aura-cpu",
-                         "--seed", "5", "--optimizer", "adafactor")
+                         "--seed", "5", "--optimizer", "adafactor", "--dataset_max_tokens", "900")
     assert code == 2
     for piece in ("--embed_size 64 (era 32)", "--model_preset aura-cpu (era manual)", "--seed 5",
-                  "--optimizer adafactor"):
+                  "--optimizer adafactor", "--dataset_max_tokens 900"):
         assert piece in output.splitlines()[-1]
 
 
 def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
     code, output = train(trained.parent, "--resume_from", "salida", "--max_steps", 6, "--log_interval", 1)
     assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
+
+
+@pytest.mark.parametrize(("before", "now", "same"), [("tk", "./tk", True), ("./tk/", "tk", True), ("tk", "tq", False),
+                                                     (None, "tk", False)])
+def test_a_tokenizer_is_the_same_however_its_path_is_written(before, now, same, tmp_path):
+    args = script.build_parser().parse_args(["--tokenizer_name_or_path", now, "--checkpoint_dir", str(tmp_path)])
+    args.resume = "c.pt"
+    state = {"arguments": {**vars(args), "tokenizer": before, "dataset_name": "libro.txt"}}
+    with pytest.raises(UserError, match=f"--tokenizer_name_or_path {now} .era {before}") if not same else nullcontext():
+        recall.arguments(args, state, script.FIXED, script.flag, pytest.fail)
 
 
 def test_auto_is_what_was_recorded_and_epochs_replace_steps(trained):
