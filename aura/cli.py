@@ -7,9 +7,12 @@ import math
 import os
 import signal
 import sys
+import time
 
 from aura.console import Console
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.launch import LISTENED, SPEAK_SECONDS
+from aura.signals import ORDERLY
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
 
@@ -156,6 +159,8 @@ def run(main):
     except (UserError, TrainingFault) as problem:
         if spokesman or not getattr(problem, "same_everywhere", False):
             _last_words(f"error: {problem}")
+        elif LISTENED not in os.environ:  # launch_distributed.py waits by itself
+            _let_speak(problem.exit_code)
         _leave_now(problem.exit_code)
     except KeyboardInterrupt:
         _last_words("Interrumpido.")
@@ -172,6 +177,14 @@ def run(main):
 def _last_words(text):
     sys.stdout.flush()
     print(text, file=sys.stderr)
+
+
+def _let_speak(code):
+    """Stay for a while before leaving in silence: torchrun, and srun where it was told so, kill the others as soon as
+    one is gone, and the one that says why may be slower. It ends us when that one has left."""
+    for number in ORDERLY:
+        signal.signal(number, lambda *_: os._exit(code))
+    time.sleep(SPEAK_SECONDS)
 
 
 def _leave_now(code):

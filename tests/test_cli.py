@@ -102,7 +102,8 @@ cli.run(main)
     (True, {"RANK": "1"}),  # by hand
 ])
 def test_what_all_know_is_said_once_on_each_console(tmp_path, spoken, variables):
-    words = ["-c", "from aura import cli, distributed\ncli.run(lambda: cli.Parser().parse_args(['--no']))"]
+    words = ["-c", "from aura import cli, distributed\ncli.SPEAK_SECONDS = 0\n"
+             "cli.run(lambda: cli.Parser().parse_args(['--no']))"]
     code, output = run(words, tmp_path, **variables)
     assert code == 2 and output.count("\n") == output.count("error: argumento desconocido --no") == spoken
 

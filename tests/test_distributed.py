@@ -88,6 +88,26 @@ def test_torchrun(tmp_path):
     assert code == 0 and output.count("all_reduce correcto") == 2 and "según torchrun" in output
 
 
+@pytest.mark.parametrize("wrong", ["an argument", "a file"])
+def test_torchrun_does_not_end_who_has_yet_to_say_what_is_wrong(tmp_path, wrong):
+    path = program(tmp_path, """
+def fail():
+    raise UserError("x.txt está vacío")
+dist.run_on_main(fail)
+""")
+    text = path.read_text().replace("def main():", """import time
+last_words = cli._last_words
+cli._last_words = lambda text: time.sleep(1.5) or last_words(text)
+
+def main():""")
+    if wrong == "an argument":
+        text = text.replace("    args = ", "    cli.Parser().parse_args(['--no'])\n    args = ")
+    path.write_text(text)
+    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", path]
+    code, output = run(command, tmp_path)
+    assert code == 1 and len(re.findall("^error: ", output, re.MULTILINE)) == 1, output
+
+
 def test_torchrun_killed_its_processes_stop_in_order(tmp_path):
     body = """
 import time
