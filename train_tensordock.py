@@ -20,7 +20,7 @@ import torch
 
 from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, recall, start, tokenizer
 from aura.checkpoint import Names
-from aura.errors import EXIT_OK, TrainingFault, UserError
+from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
 from aura.files import explain
 from aura.models import gpt
 
@@ -247,8 +247,8 @@ def run_within_memory(args, dist, data, config):
     while True:
         try:
             return run(args, dist, data, config)
-        except RuntimeError as problem:  # torch.OutOfMemoryError on a GPU; on a CPU it has no type of its own
-            if not isinstance(problem, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(problem):
+        except (RuntimeError, MemoryError, OutOfMemory) as problem:
+            if not isinstance(problem, OutOfMemory) and not backend.out_of_memory(problem):
                 raise
             used = f"--batch_size {args.batch_size} --gradient_accumulation_steps {args.grad_accum}"
         total = args.batch_size * args.grad_accum

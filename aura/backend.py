@@ -30,6 +30,17 @@ def local_device(local_rank):
     return device
 
 
+def out_of_memory(problem):
+    """Spanish for whose memory an exception says is not enough, None where it says no such thing; torch has a type of
+    its own for it on a GPU alone."""
+    text = str(problem)
+    if isinstance(problem, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in text:
+        return "la GPU"
+    if isinstance(problem, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
+        return "la máquina"
+    return None
+
+
 def limit_threads():
     """Compute on no more threads than can be kept busy (cgroup.cores): torch takes one for each core of the machine,
     and in a container with less processor time they would wait for each other. OMP_NUM_THREADS has the last word."""

@@ -18,6 +18,10 @@ class TrainingFault(Exception):
     exit_code = EXIT_FAULT
 
 
+class OutOfMemory(TrainingFault):
+    """A step asked for more memory than there is, on the device or the host."""
+
+
 class PeerLost(TrainingFault):
     """Another process is gone, or has said why it stops."""
 

@@ -16,7 +16,7 @@ from aura import backend, console, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
-from aura.errors import TrainingFault, UserError, agreed
+from aura.errors import OutOfMemory, TrainingFault, UserError, agreed
 from aura.files import explain
 from aura.signals import orderly_stop
 from aura.sync import Exact
@@ -90,7 +90,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     then see. begin_step(step): called before each step with its 0-based number. evaluate() -> dict of metrics, on all
     ranks. sample(step) -> None, on all ranks. reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a
     Clock that somebody reads. Returns (Progress, number of the signal that ended the run or 0).
-    Raises TrainingFault, naming the last checkpoint, when NaNs do not end, a rank is lost or nothing can be saved.
+    Raises TrainingFault, naming the last checkpoint, when NaNs do not end, memory is not enough, a rank is lost or
+    nothing can be saved.
     """
     progress = progress or Progress()
     module = plain(model)
@@ -281,7 +282,12 @@ def _checkpoint_named(checkpointer, dist, sync, progress, state):
     except OSError as problem:
         fault = TrainingFault(f"no se puede escribir {problem.filename or 'en el disco'} ({explain(problem)})")
         raise _name(fault, checkpointer) from problem
-    except RuntimeError as problem:
+    except (RuntimeError, MemoryError) as problem:
+        if whose := backend.out_of_memory(problem):
+            fault = OutOfMemory(f"no basta la memoria de {whose}: pruebe con un --batch-size menor y más --grad-accum, "
+                                "que dan el mismo paso, con secuencias más cortas o, si este programa lo tiene, con "
+                                "--grad-checkpointing")
+            raise _name(fault, checkpointer) from problem
         if not (dist.grouped and is_communication_error(problem)):
             raise
         lost = dist.peer_lost(problem)

@@ -16,7 +16,7 @@ from aura import loop, optim, report, tokens
 from aura.checkpoint import Checkpointer
 from aura.distributed import Session
 from aura.ema import Average
-from aura.errors import TrainingFault, UserError
+from aura.errors import OutOfMemory, TrainingFault, UserError
 from aura.models import gpt
 from aura.sync import Exact
 from tests.support import Process
@@ -254,6 +254,24 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
         run.go()
     assert fault.value.reason == "train-00000.bin: token fuera del vocabulario"  # others have a checkpoint of their own
     assert {float(row["epoch"]) for row in report.read_table(tmp_path / "a" / "train.csv")} == {0.0}
+
+
+@pytest.mark.parametrize("problem, whose", [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\n20 MiB"), "la GPU"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), "la máquina"),
+    (MemoryError(), "la máquina")], ids=["GPU", "CPU", "numpy"])
+def test_memory_that_is_not_enough_is_a_fault_with_a_way_out(tmp_path, shards, problem, whose):
+    run = Run(folder(tmp_path, "a"), shards)
+
+    def greedy(model, batch):
+        if len(run.begun) == 7:
+            raise problem
+        return loss_fn(model, batch)
+
+    run.loss = greedy
+    with pytest.raises(OutOfMemory, match=f"{whose}: .*--batch-size .*--grad-accum.*ckpt-00000004.pt$") as fault:
+        run.go()
+    assert fault.value.exit_code == 3 and "\n" not in str(fault.value)
 
 
 def test_fp16_scaler_skips_overflows_and_survives_a_resume(tmp_path, shards):
