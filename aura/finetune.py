@@ -101,8 +101,9 @@ def make_reporter(args, dist, task, steps, precision):
 
 
 class Evaluation:
-    """val_loss, EM and F1 of the validation questions, to be called on all ranks. The best model by val_loss is kept
-    in the folder `best` of --checkpoint-dir. metrics, answers: of the last call; the answers on rank 0 alone.
+    """val_loss, EM and F1 of the validation questions, to be called on all ranks, with the StopRequest by which they
+    abandon it if there is one. The best model by val_loss is kept in the folder `best` of --checkpoint-dir. metrics,
+    answers: of the last call, empty where that was abandoned; the answers on rank 0 alone.
 
     first: the step that this run goes on from. A best that does not lead there, of another run or of steps that were
     left, is moved aside. clock: the Clock of the run.
@@ -130,8 +131,9 @@ class Evaluation:
         self.dist.print(f"El mejor modelo de antes se ha movido a {set_aside([self.folder], self.folder.parent)}.")
         return None
 
-    def __call__(self):
-        losses, logits = self._forward()
+    def __call__(self, request=None):
+        self.metrics, self.answers = {}, {}
+        losses, logits = self._forward(request)
         nats, count = self.dist.sum(losses)
         parts = self.dist.gather_objects(logits)
         scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
@@ -143,13 +145,13 @@ class Evaluation:
         return self.metrics
 
     @torch.no_grad()
-    def _forward(self):
+    def _forward(self, request):
         """((summed loss, windows), [(number of a window, its logits [T, 2])]) of this rank's share."""
         features, nats, count, logits = self.task.validation, 0.0, 0, []
         order = np.argsort(features.lengths, kind="stable")
         places = range(self.dist.rank * self.rows, len(order), self.dist.world_size * self.rows)
         self.module.eval()
-        for numbers in sharding.in_step((order[place:place + self.rows] for place in places), self.dist):
+        for numbers in sharding.in_step((order[place:place + self.rows] for place in places), self.dist, request):
             *batch, positions = collate(features, order[:1] if numbers is None else numbers, self.task.pad_id,
                                         self.dist.device)
             with self.precision.autocast():

@@ -18,7 +18,7 @@ from aura.distributed import is_communication_error
 from aura.ema import Average
 from aura.errors import OutOfMemory, TrainingFault, UserError, agreed
 from aura.files import explain
-from aura.signals import orderly_stop
+from aura.signals import Abandoned, orderly_stop
 from aura.sync import Exact
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
@@ -87,9 +87,10 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     model: the module, cut by dist.shard, wrapped by sync.wrap, or neither. loss_fn(model, batch) -> (sum of the losses
     of the tokens that count, how many count), both on the device or plain. schedule(step) -> learning rate.
     sync: how ranks agree, by default on every step. average: an ema.Average of the weights, which evaluate and sample
-    then see. begin_step(step): called before each step with its 0-based number. evaluate() -> dict of metrics, on all
-    ranks. sample(step) -> None, on all ranks. reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a
-    Clock that somebody reads. Returns (Progress, number of the signal that ended the run or 0).
+    then see. begin_step(step): called before each step with its 0-based number. evaluate(request) -> dict of metrics,
+    on all ranks, which a StopRequest may end (see sharding.in_step). sample(step) -> None, on all ranks.
+    reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a Clock that somebody reads. Returns
+    (Progress, number of the signal that ended the run or 0).
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, memory is not enough, a rank is lost or
     nothing can be saved.
     """
@@ -174,13 +175,14 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 progress.epoch_loss, progress.epoch_tokens = 0.0, 0
             if evaluated:
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
-                    metrics |= evaluate()
+                    found, asked = _evaluated(evaluate, request, dist)
+                metrics, stop = metrics | found, max(stop, asked)
             progress.seconds += time.perf_counter() - started
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
                 with clock.phase("save"):
                     reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
                 stalled = 0.0
-            if sampled:
+            if sampled and not stop:
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
                     sample(progress.step)
             if saved or stop:
@@ -203,6 +205,14 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
 
 def _due(step, interval):
     return interval > 0 and step % interval == 0
+
+
+def _evaluated(evaluate, request, dist):
+    """(metrics, 0), or (none, the signal) where some rank was asked to stop in the middle, and saving comes first."""
+    try:
+        return evaluate(request), 0
+    except Abandoned:
+        return {}, max(dist.gather_objects(request.number))
 
 
 def plain(model):

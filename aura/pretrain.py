@@ -114,7 +114,8 @@ def _stream_loaders(args, dist, data):
 
 
 def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
-    """A function that measures val_loss (nats per token) and bits_per_byte over all ranks; None without validation.
+    """A function, of the StopRequest by which it is abandoned, that measures val_loss (nats per token) and
+    bits_per_byte over all ranks; None without validation.
 
     Bits per byte = total nats / ln 2 / UTF-8 bytes of the predicted tokens: comparable between tokenizers. Left out
     where the tokenizer does not know those.
@@ -126,10 +127,10 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
     idle = torch.zeros(1, 2, dtype=torch.int64, device=dist.device)
 
     @torch.no_grad()
-    def evaluate():
+    def evaluate(request):
         module.eval()
         totals = np.zeros(3)
-        for batch in sharding.in_step(validation(), dist):
+        for batch in sharding.in_step(validation(), dist, request):
             with precision.autocast():
                 loss, count = loss_fn(module, idle if batch is None else batch)
             if batch is not None:

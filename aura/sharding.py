@@ -7,6 +7,7 @@ checkpoint knows nothing of how many processes wrote it.
 """
 
 import contextlib
+import itertools
 import warnings
 
 import torch
@@ -14,7 +15,9 @@ import torch.distributed as c10d
 
 from aura.errors import TrainingFault, UserError, agreed
 from aura.exchange import average_rows
+from aura.signals import Abandoned
 
+AGREE_BATCHES = 4  # of an evaluation, between two looks at who was asked to stop: seconds on a slow CPU
 GATHER = getattr(c10d, "all_gather_single", c10d.all_gather_into_tensor)  # as torch 2.13 calls them
 SCATTER = getattr(c10d, "reduce_scatter_single", c10d.reduce_scatter_tensor)
 
@@ -87,17 +90,22 @@ def check_average(dist, mesh):
                                      "--fsdp")
 
 
-def in_step(batches, dist):
-    """Yield `batches`; where a forward pass takes all ranks, as many of them on each: None where a rank has no more."""
-    if not dist.sharded:
-        yield from batches
-        return
-    batches = iter(batches)
-    while True:
+def in_step(batches, dist, request=None):
+    """Yield this rank's `batches`, on all ranks; where a forward pass takes all of them, as many on each: None where
+    one has no more. request: a StopRequest, by which all leave at the same batch.
+
+    Raises Abandoned when any rank was asked to stop."""
+    batches, every = iter(batches), 1 if dist.sharded else AGREE_BATCHES
+    for number in itertools.count():
         batch = next(batches, None)
-        if not dist.sum([batch is not None])[0]:
-            return
-        yield batch
+        if number % every == 0:
+            left, asked = dist.sum([batch is not None, bool(request and request.number)])
+            if asked:
+                raise Abandoned
+            if not left:
+                return
+        if batch is not None or dist.sharded:
+            yield batch
 
 
 def is_shard(tensor):

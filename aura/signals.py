@@ -17,6 +17,10 @@ ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "S
 SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 
+class Abandoned(Exception):
+    """An evaluation that every rank left at the same batch, since one of them was asked to stop."""
+
+
 class StopRequest:
     """`number` is the signal that asked this process to stop, 0 while none has."""
 

@@ -194,6 +194,23 @@ dist.print_each("bien")
         assert code == 0 and "bien" in output, output
 
 
+def test_all_ranks_leave_an_evaluation_at_the_same_batch(tmp_path):
+    path = program(tmp_path, """
+from aura import sharding
+from aura.signals import Abandoned
+request, seen = SimpleNamespace(number=0), []
+assert list(sharding.in_step(range(9 - dist.rank), dist, request)) == list(range(9 - dist.rank))
+try:
+    for batch in sharding.in_step(range(90 + dist.rank), dist, request):
+        seen.append(batch)
+        request.number = 15 * (dist.rank == 1 and batch > 4)
+except Abandoned:
+    dist.print_each(f"hasta {seen[-1]}")
+""")
+    for rank, (code, output) in enumerate(run_ranks([path], [tmp_path] * 2)):
+        assert code == 0 and f"[rango {rank}] hasta 7" in output, output
+
+
 def test_a_failure_on_rank_0_is_told_to_all(tmp_path):
     path = program(tmp_path, """
 def work():

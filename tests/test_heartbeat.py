@@ -73,7 +73,7 @@ def train(steps, clock):
         wrapped._set_ddp_runtime_logging_sample_rate(1)
     loop.train(wrapped, answer, Loader(), optimizer, lambda step: 1e-4, checkpoint.Checkpointer(".", dist), reporter,
                loop.Policy(steps, 4, grad_accum=2, log_interval=0, eval_interval=10), dist,
-               loop.Precision("fp32", dist.device), clock=clock, evaluate=lambda: {"val_loss": time.sleep(0.05) or 0.0},
+               loop.Precision("fp32", dist.device), clock=clock, evaluate=lambda _: {"val_loss": time.sleep(0.05) or 0},
                begin_step=lambda step: None if dist.sharded else ddp.append(waited(wrapped)))
     return [vars(window) for window in clock.windows], sorted(ddp[1:])[:1]
 
@@ -162,7 +162,7 @@ def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step
 
 def test_time_spent_evaluating_is_in_no_window(tmp_path, shards, every_step):  # noqa: F811
     clock, phases = Clock(Session()), []
-    Run(tmp_path, shards, eval_interval=4).go(clock=clock, evaluate=lambda: phases.append(clock.now()[0]) or {})
+    Run(tmp_path, shards, eval_interval=4).go(clock=clock, evaluate=lambda _: phases.append(clock.now()[0]) or {})
     assert phases == ["evaluate"] * 3
     clock.begin(0, 1)
     with clock.phase("evaluate"), clock.phase("communication"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aura import loop, optim, report, tokens
+from aura import loop, optim, report, sharding, tokens
 from aura.checkpoint import Checkpointer
 from aura.distributed import Session
 from aura.ema import Average
@@ -155,6 +155,22 @@ def test_a_signal_that_comes_again_while_it_leaves_does_not_kill(tmp_path, shard
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_asked_for_in_an_evaluation_leaves_it_and_saves(tmp_path, shards):
+    run, seen = Run(folder(tmp_path, "a"), shards, eval_interval=3), []
+
+    def evaluate(request):
+        for number in sharding.in_step(range(1000), Session(), request):
+            seen.append(number)
+            if number == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return {"val_loss": 0.0}
+
+    progress, stopped = run.go(evaluate=evaluate).result
+    assert stopped == signal.SIGTERM and progress.step == 3 and 6 <= len(seen) < 16
+    assert run.keeper.load("auto")["progress"]["step"] == 3
+    assert [row["val_loss"] for row in report.read_table(tmp_path / "a" / "train.csv")] == ["", "", ""]
 
 
 def test_what_is_asked_for_now_wins_over_what_was_saved(tmp_path, shards):
@@ -328,7 +344,7 @@ def test_the_average_follows_its_formula_and_is_what_is_evaluated(tmp_path, shar
     run = Run(folder(tmp_path, "a"), shards, ema=0.5, eval_interval=1)
     expected, seen = weights_of(run.model), []
 
-    def evaluate():
+    def evaluate(request):
         own, step = run.average.weights.values(), len(seen) + 1  # while the model holds the average
         kept = min(0.5, (1 + step) / (10 + step))
         expected[:] = [kept * a + (1 - kept) * b for a, b in zip(expected, own, strict=True)]

@@ -86,7 +86,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
         return loss * (float("nan") if (dist.rank, call) in spoil else 1.0), count
 
     @torch.no_grad()
-    def evaluate():
+    def evaluate(request):
         seen.append([crc(model.parameters()), crc(average.weights.values())])  # the average, and what it is one of
         return {"val_loss": next_token_loss(model.eval(), torch.arange(36).view(4, 9))[0].item()}
 

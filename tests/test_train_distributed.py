@@ -115,6 +115,29 @@ def test_stopped_and_resumed_is_as_uninterrupted(runs, tmp_path):
     assert a["loader"] == b["loader"]
 
 
+STOPPED_IN_THE_END = """
+import os, signal
+import train_distributed as script
+from aura import cli, finetune
+forward = finetune.Evaluation._forward
+def asked(self, request=None):
+    if self.clock.step == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return forward(self, request)
+finetune.Evaluation._forward = asked
+cli.run(script.main)
+"""
+
+
+def test_a_stop_in_the_last_evaluation_leaves_it_for_the_next_start(tmp_path):
+    path, options = tmp_path / "stopped.py", [*OPTIONS, "--grad-accum", 6]
+    path.write_text(STOPPED_IN_THE_END)
+    code, output = run([path, *options], tmp_path)
+    assert code == 143 and "en el paso 6" in output and not list((tmp_path / "bert_squad").iterdir()), output
+    assert run([SCRIPT, *options], tmp_path)[0] == 0
+    assert scores(tmp_path)["val_loss"] > 0
+
+
 def test_a_nan_before_the_first_checkpoint_begins_again_with_the_first_weights(tmp_path, monkeypatch):
     """Step 3 after it has the loss that a run which never moved has there."""
     for name, rate, spoiled in (("still", 1e-12, ""), ("nan", 1e-3, "0:2")):
@@ -205,7 +228,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(words, said, tmp_path, monkeyp
 
 def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
     losses, saved = iter([(float("nan"), 1), (3.0, 1), (float("nan"), 1), (4.0, 1), (2.0, 1)]), []
-    monkeypatch.setattr(finetune.Evaluation, "_forward", lambda self: (next(losses), []))
+    monkeypatch.setattr(finetune.Evaluation, "_forward", lambda self, request: (next(losses), []))
     monkeypatch.setattr(finetune.Evaluation, "_score", lambda self, logits: {})
     monkeypatch.setattr(finetune, "save_model", lambda *args: saved.append(args[-1]["val_loss"]))
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
