@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from aura.console import Console
+from aura.console import Console, outlive
 from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
 from aura.launch import LISTENED, SPEAK_SECONDS
 from aura.signals import ORDERLY
@@ -156,6 +156,7 @@ def run(main):
     spokesman = os.environ.get(first, "0") == "0"
     try:
         code = main()
+        sys.stdout.flush()
     except (UserError, TrainingFault) as problem:
         if spokesman or not getattr(problem, "same_everywhere", False):
             _last_words(f"error: {problem}")
@@ -166,7 +167,6 @@ def run(main):
         _last_words("Interrumpido.")
         _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave_now(EXIT_BAD_INPUT)
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
@@ -175,6 +175,7 @@ def run(main):
 
 
 def _last_words(text):
+    outlive()  # the exit code is to come out, whatever became of the console
     sys.stdout.flush()
     print(text, file=sys.stderr)
 
@@ -190,6 +191,7 @@ def _let_speak(code):
 def _leave_now(code):
     """Leave after a failure without the interpreter's good-byes: a thread of gloo's may be stuck in a collective that
     nobody will ever join, or abort the process on the way out."""
+    outlive()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

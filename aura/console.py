@@ -1,13 +1,15 @@
-"""The console, which may go away while a model trains: a terminal that is closed, the `tee` that Ctrl+C ended too."""
+"""The console, which may go away while a model trains: a terminal that is closed, the `tee` that Ctrl+C ended too, a
+file on a disk that is full."""
 
-import errno
 import os
 
-GONE = (errno.EPIPE, errno.EIO)  # a pipe that nobody reads, a terminal that is closed
+from aura.errors import UserError
+from aura.files import explain
 
 
 class Console:
-    """A stream of the console that, once outlive() was called, drops what nobody can read any more."""
+    """A stream of the console that, once outlive() was called, drops what it cannot take any more. Until then that is
+    a UserError, or a BrokenPipeError where the reader left."""
 
     outlived = False
 
@@ -29,8 +31,11 @@ class Console:
         try:
             return work(*words)
         except OSError as problem:
-            if not Console.outlived or problem.errno not in GONE:
-                raise
+            if not Console.outlived:
+                if isinstance(problem, BrokenPipeError):
+                    raise
+                raise UserError(f"no se puede escribir en la consola, o en el fichero al que va ({explain(problem)}): "
+                                "haga sitio o mándela a otro") from problem
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())  # what the stream still holds goes there as well
             os.close(nowhere)

@@ -1,18 +1,17 @@
 """A console that goes away: a training goes on without it, other programs end as ever."""
 
-import errno
 import io
 import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from aura import console
+from aura.errors import UserError
 from aura.signals import orderly_stop
-from tests.support import ROOT
+from tests.support import ROOT, environment
 
 
 @pytest.fixture
@@ -42,13 +41,42 @@ def test_a_pipe_that_nobody_reads_ends_what_does_not_train(pipe):
     stream.flush()
 
 
-def test_a_full_disk_is_no_console_that_is_gone(monkeypatch):
-    def full(text):
-        raise OSError(errno.ENOSPC, "full")
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_console_that_goes_to_a_full_disk_ends_what_does_not_train(monkeypatch):
+    monkeypatch.setattr(console.Console, "outlived", False)
+    with open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
+        stream = console.Console(full)
+        with pytest.raises(UserError, match="consola.*no queda espacio"):
+            stream.write("hola\n")
+        console.outlive()
+        assert [stream.write("hola\n") for _ in range(2)] == [5, 5]
+        stream.flush()
 
-    monkeypatch.setattr(console.Console, "outlived", True)
-    with pytest.raises(OSError, match="full"):
-        console.Console(SimpleNamespace(write=full)).write("hola\n")
+
+FULL = """
+import sys
+from aura import cli, console
+def main():
+    {body}
+    return 0
+cli.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("body, redirected, code, said", [
+    ("print('hola')", ">/dev/full", 2, "error: no se puede escribir en la consola"),
+    ("print('hola', end='')", ">/dev/full", 2, "error: no se puede escribir en la consola"),
+    ("print('hola', file=sys.stderr)", "2>/dev/full", 2, ""),
+    ("print('hola')", ">/dev/full 2>&1", 2, ""),
+    ("console.outlive(); print('hola')", ">/dev/full 2>&1", 0, ""),
+    ("cli.Parser().parse_args(['--nada'])", ">/dev/full", 2, "error: argumento desconocido --nada"),
+    ("cli.Parser().parse_args(['--help'])", ">/dev/full", 2, "error: no se puede escribir en la consola")])
+def test_the_exit_code_comes_out_whatever_became_of_the_console(tmp_path, body, redirected, code, said):
+    (tmp_path / "full.py").write_text(FULL.replace("{body}", body))
+    done = subprocess.run(["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, tmp_path / "full.py"],
+                          env=environment(), stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == code and done.stderr.startswith(said) and len(done.stderr.splitlines()) == bool(said)
 
 
 def test_a_training_whose_terminal_is_closed_saves_and_says_how_it_ended(book, tmp_path):
