@@ -181,7 +181,7 @@ def train(args, dist, task, clock):
         return optim.warmup_linear(step - fewer, steps=whole, warmup_steps=round(args.warmup_ratio * whole), lr=args.lr,
                                    min_lr=args.min_lr_ratio * args.lr)
 
-    reporter.start(first)
+    reporter.start(first, ready.progress.logged)
     try:
         progress, stopped = loop.train(
             ready.model, start.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,

@@ -55,6 +55,7 @@ class Progress:
     epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch's good steps so far
     epoch_tokens: int = 0
     loss: float = math.nan  # of the last step that all ranks know of
+    logged: list | None = None  # by which Reporter.start knows the run's own table
 
 
 class Precision:
@@ -180,7 +181,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             progress.seconds += time.perf_counter() - started
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
                 with clock.phase("save"):
-                    reporter.log(progress.step, total_seconds=progress.seconds, **metrics)
+                    progress.logged = reporter.log(progress.step, total_seconds=progress.seconds,
+                                                   **metrics) or progress.logged
                 stalled = 0.0
             if sampled and not stop:
                 with clock.phase("evaluate"), sync.agreed(), average.applied():

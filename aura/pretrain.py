@@ -192,7 +192,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         dist.print(f"Modelo: {config.parameters() / 1e6:.2f} M parámetros; precisión {precision.name}; "
                    f"{ops.describe(dist.device)}.")
         start.say_if_complete(dist, ready.progress, steps)
-        reporter.start(ready.progress.step)
+        reporter.start(ready.progress.step, ready.progress.logged)
         try:
             progress, stopped = loop.train(
                 ready.model, start.injected(loss_fn, dist), loader, optimizer,

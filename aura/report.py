@@ -4,11 +4,13 @@ import csv
 import math
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
 from tqdm import tqdm
 
+from aura.errors import UserError
 from aura.files import atomic_write, explain, set_aside
 
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
@@ -50,25 +52,44 @@ class Reporter:
         self.counted = self.seconds = 0.0
         self.step_times = []
         self.bar = self.board = None
+        self.lost = False  # the log could not be written
 
-    def start(self, step):
-        """Begin at `step`: 0 sets old logs aside, a later one drops the rows the checkpoint does not know."""
+    def start(self, step, last=None):
+        """Begin at `step`: 0 sets old logs aside, a later one drops the rows the checkpoint does not know. last: what
+        log() gave for the last row it does know, None where it does not say; a table that lacks it is another run's,
+        and set aside as well. Raises UserError when --log-dir cannot be written."""
         if not self.main:
             return
-        if step == 0:
-            old = [self.table, self.log_dir / "loss.png", self.log_dir / "events.log"]
-            set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
-        rows = [row for row in read_table(self.table) if int(row["step"]) <= step]
-        with atomic_write(self.table, "w") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
+        try:
+            self._begin_table(step, last)
+            from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
 
-        self.board = SummaryWriter(str(self.log_dir), purge_step=step + 1 if step else None)
+            threading.excepthook = _without_tensorboard
+            self.board = SummaryWriter(str(self.log_dir), purge_step=step + 1 if step else None)
+        except OSError as problem:
+            raise UserError(f"--log-dir {str(self.log_dir)!r}: no se puede escribir el registro ({explain(problem)}); "
+                            "haga sitio o indique otra carpeta") from problem
         self.bar = tqdm(total=self.steps, initial=step, unit="paso", desc="Entrenando", disable=None,
                         dynamic_ncols=True)
         self.started, self.first = time.monotonic(), step
+
+    def _begin_table(self, step, last):
+        try:
+            rows = read_table(self.table)
+        except (OSError, csv.Error):
+            rows = []
+        ours = rows if last is None else [row for row in rows if [row["step"], row["loss"]] == last]
+        if step == 0 or not ours:
+            old = [self.table, self.log_dir / "loss.png", self.log_dir / "events.log"]
+            folder = set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
+            if step and folder:
+                self.say(f"Aviso: {self.table} es de otra ejecución o no se puede leer: el registro que había se ha "
+                         f"movido a {folder}.")
+            rows = []
+        with atomic_write(self.table, "w") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(row for row in rows if int(row["step"]) <= step)
 
     def count(self, count, seconds):
         """Add the tokens or samples and the time of one training step."""
@@ -79,9 +100,10 @@ class Reporter:
             self.bar.update(1)
 
     def log(self, step, **values):
-        """Report one step: a console line, a row of train.csv, TensorBoard. values: any of COLUMNS."""
+        """Report one step: a console line, a row of train.csv, TensorBoard. values: any of COLUMNS. Returns [step,
+        loss] as they stand in the row, None on other ranks and where it could not be written."""
         if not self.main:
-            return
+            return None
         if "tokens" in values:
             values[self.unit] = values.pop("tokens")
         if self.seconds:
@@ -94,11 +116,29 @@ class Reporter:
                 values["communication"] = max(0.0, 1 - rate / self.unexchanged)
         values["seconds"] = time.monotonic() - self.started
         self.counted = self.seconds = 0.0
-        with open(self.table, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, COLUMNS).writerow({"step": step, **{key: repr(v) for key, v in values.items()}})
-        for key, value in values.items():
-            self.board.add_scalar(key, value, step)
+        row = {"step": str(step), **{key: repr(value) for key, value in values.items()}}
+
+        def write():
+            with open(self.table, "a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, COLUMNS).writerow(row)
+            for key, value in values.items():
+                self.board.add_scalar(key, value, step)
+
+        written = self._write(write)
         self.say(self._line(step, values))
+        return [row["step"], row.get("loss", "")] if written else None
+
+    def _write(self, work):
+        """Call work(), which writes to the log, and say whether it could. A log that is lost, in which a row may be
+        half by now, ends no training: that is said once, and nothing more is written."""
+        if not self.lost:
+            try:
+                work()
+            except OSError as problem:
+                self.lost = True
+                self.say(f"Aviso: no se puede escribir en --log-dir {str(self.log_dir)!r} ({explain(problem)}): el "
+                         "entrenamiento sigue, sin registro hasta que se reanude.")
+        return not self.lost
 
     def _line(self, step, values):
         shown = [f"paso {step}/{self.steps}"]
@@ -132,14 +172,18 @@ class Reporter:
         """Show a generated text."""
         if self.main:
             self.say(f"--- muestra del paso {step} ---\n{text}\n---")
-            self.board.add_text("muestra", text, step)
+            self._write(lambda: self.board.add_text("muestra", text, step))
 
     def event(self, step, text):
         """Something out of the ordinary: console and events.log."""
         if self.main:
             self.say(f"AVISO, paso {step}: {text}")
-            with open(self.log_dir / "events.log", "a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} paso {step}: {text}\n")
+
+            def write():
+                with open(self.log_dir / "events.log", "a", encoding="utf-8") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} paso {step}: {text}\n")
+
+            self._write(write)
 
     def close(self):
         """Draw the curve and close what is open."""
@@ -147,7 +191,8 @@ class Reporter:
             return
         self.bar.close()
         try:
-            self.board.close()
+            if not self.lost:
+                self.board.close()
             draw_curve(read_table(self.table), self.log_dir / "loss.png", self.unit)
         except OSError as problem:  # a full disk must not hide how the run itself ended
             self.say(f"Aviso: no se pudo guardar la curva de pérdida ({explain(problem)}).")
@@ -155,11 +200,18 @@ class Reporter:
             self.say(f"Aviso: no se pudo dibujar la curva de pérdida ({type(problem).__name__}: {problem}).")
 
 
+def _without_tensorboard(args, hook=threading.excepthook):
+    """threading.excepthook, but for a disk that fails TensorBoard's thread: our own call gets that as well."""
+    if not (type(args.thread).__module__.startswith("tensorboard") and isinstance(args.exc_value, OSError)):
+        hook(args)
+
+
 def read_table(path):
-    """The rows of a train.csv as dicts of str, without one that a killed run left half; [] when there is no file."""
+    """The rows of a train.csv as dicts of str, without one that a killed run left half; [] when there is no file, or
+    a spreadsheet has made something else of it."""
     if not Path(path).exists():
         return []
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         return [row for row in csv.DictReader(file)
                 if re.fullmatch(r"\d+", row.get("step") or "") and None not in row.values()]
 

@@ -1,8 +1,13 @@
 """Logs: full precision, the picture, no wrong MFU."""
 
 import math
+import sys
+import threading
+
+import pytest
 
 from aura import report
+from aura.errors import UserError
 
 
 def reporter(tmp_path, **options):
@@ -61,6 +66,73 @@ def test_a_new_run_keeps_the_old_table(tmp_path):
         log.close()
     assert len(report.read_table(tmp_path / "train.csv")) == 1
     assert len(list(tmp_path.glob("anterior-*/train.csv"))) == 1
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A Reporter that has written two rows, and what it gave for the last."""
+    log = reporter(tmp_path)
+    log.log(5, loss=1 / 3)
+    last = log.log(10, loss=math.nan)
+    log.close()
+    return log, last
+
+
+@pytest.mark.parametrize("other", ["a run", "utf-16", "a folder"])
+def test_a_table_of_another_run_or_of_nobody_is_set_aside_and_not_lost(tmp_path, begun, other, capsys):
+    log, last = begun
+    log.table.rename(tmp_path / "kept.csv")
+    if other == "a folder":
+        log.table.mkdir()
+    elif other == "utf-16":
+        log.table.write_text((tmp_path / "kept.csv").read_text(), encoding="utf-16")
+    else:
+        log.table.write_text((tmp_path / "kept.csv").read_text().replace("10,", "20,"))
+    theirs = log.table.is_file() and log.table.read_bytes()
+    log.start(10, None if other == "utf-16" else last)
+    log.close()
+    assert report.read_table(log.table) == [] and "otra ejecución o no se puede leer" in capsys.readouterr().out
+    (kept,) = tmp_path.glob("anterior-*/train.csv")
+    assert kept.is_dir() or kept.read_bytes() == theirs
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["", "by a checkpoint that does not say"])
+def test_the_table_of_the_run_itself_goes_on(tmp_path, begun, told):
+    log, last = begun
+    log.start(10, last if told else None)
+    log.close()
+    assert [row["step"] for row in report.read_table(log.table)] == ["5", "10"]
+    assert not list(tmp_path.glob("anterior-*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("name", ["train.csv", "events.out.tfevents.*"])
+def test_a_disk_that_fills_up_costs_the_log_and_not_the_training(tmp_path, capfd, monkeypatch, name):
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    log = reporter(tmp_path)
+    writer = log.board.file_writer.event_writer._async_writer._worker
+    writer._flush_secs = writer._next_flush_time = 0
+    (path,) = tmp_path.glob(name)
+    path.unlink()
+    path.symlink_to("/dev/full")
+    tries = next(step for step in range(1, 10_000) if log.log(step, loss=1.0) is None)
+    path.unlink()
+    assert log.log(tries, loss=1.0) is None and not path.exists()
+    log.event(tries, "NaN")
+    log.sample(tries, "texto")
+    log.close()
+    said = capfd.readouterr()
+    assert said.out.count(f"Aviso: no se puede escribir en --log-dir '{tmp_path}' (no queda espacio") == 1
+    assert "Traceback" not in said.out + said.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **options: real(
+        "/dev/full" if str(path).endswith(".parcial") else path, *rest, **options))
+    with pytest.raises(UserError, match="--log-dir .*no queda espacio"):
+        reporter(tmp_path)
 
 
 def test_a_row_that_a_killed_run_left_half_is_dropped(tmp_path):
