@@ -98,8 +98,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     if asked != "none":
         state = checkpointer.load(asked, sharding.own_part(module, optimizer), synced and synced.setting)
     if state is None:
-        if asked == "none":
-            checkpointer.start_fresh()
+        checkpointer.start_fresh()  # damaged ones too: rotation would keep them, and not the new ones
         checkpointer.sign(synced and synced.origin)
         checkpointer.begin(asked)
         return loop.Progress()

@@ -8,7 +8,7 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import backend, start
+from aura import backend, checkpoint, start
 from aura.distributed import SAME_EVERYWHERE, Session
 from aura.errors import UserError
 from aura.models import gpt
@@ -55,6 +55,19 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     scripts = (train_gpt2_spanish, hrm_training_small_100m, train_distributed)
     names = {action.dest for script in scripts for action in script.build_parser()._actions}
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
+
+
+def test_damaged_checkpoints_do_not_take_the_place_of_new_ones(tmp_path, capsys):
+    for step in (500, 600):
+        (tmp_path / f"ckpt-{step:08d}.pt").write_bytes(b"PK")
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=2)
+    module, optimizer = torch.nn.Linear(1, 1), SimpleNamespace(param_groups=[])
+    progress = start.resume(SimpleNamespace(resume="auto"), Session(), keeper, module, optimizer, None, None)
+    assert progress.step == 0
+    for step in (1, 2):
+        keeper.save(step, {"step": step})
+    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [2, 1]
+    assert len(list(tmp_path.glob("anterior-*/*.pt"))) == 2 and "se han movido a" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("count,sync,ema,size,what", [
