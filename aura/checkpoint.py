@@ -58,7 +58,7 @@ def step_of(path):
 def found(directory):
     """Paths of all checkpoints in `directory`, newest (highest step) first; not verified."""
     paths = [path for path in Path(directory).glob("*.pt") if step_of(path) is not None]
-    return sorted(paths, key=lambda path: (step_of(path), path.stat().st_mtime_ns), reverse=True)
+    return sorted(paths, key=lambda path: (step_of(path), path.lstat().st_mtime_ns), reverse=True)
 
 
 def damage(path):
@@ -440,7 +440,7 @@ def _origin_of(path):
 def _keep_newest(written, count):
     """Remove all but `written` and the count - 1 files beside it that were written last, as far as the clock knows."""
     others = [path for path in found(written.parent) if path != written]
-    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)[count - 1:]:
+    for path in sorted(others, key=lambda path: path.lstat().st_mtime_ns, reverse=True)[count - 1:]:
         path.unlink(missing_ok=True)
 
 

@@ -25,6 +25,7 @@ def number(kind, low=None, high=None, above=None):
     limits = [text for bound, text in ((low, f"desde {low}"), (above, f"mayor que {above}"), (high, f"hasta {high}"))
               if bound is not None]
     noun = "un número entero" if kind is int else "un número"
+    most = 2**63 if kind is int else math.inf
 
     def check(text):
         try:
@@ -33,7 +34,7 @@ def number(kind, low=None, high=None, above=None):
             return _Bad(f"{text!r} no es {noun}" + (f" ({', '.join(limits)})" if limits else ""))
         outside = ((low is not None and value < low) or (high is not None and value > high)
                    or (above is not None and value <= above))
-        if outside or not math.isfinite(value):
+        if outside or not abs(value) < most:
             return _Bad(f"{text} está fuera de lo admitido ({', '.join(limits) or 'finito'})")
         return value
 
@@ -51,6 +52,15 @@ def choice(*names):
         return _Bad(f"{text!r} no es una de las opciones {', '.join(names)}{hint}")
 
     return check
+
+
+def words(text):
+    """A checker for text: Python keeps bytes that are no UTF-8 as surrogates, which no tokenizer and no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _Bad(f"{text!r} no está en UTF-8: ponga la terminal en UTF-8 (locale dice en qué está)")
+    return text
 
 
 def path(text):
@@ -78,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, add_help=False, **options)
-        self.register("type", None, str)
+        self.register("type", None, words)
         self.add_argument("-h", "--help", action="help", help="muestra esta ayuda y termina")
         self._optionals.title, self._positionals.title = "opciones", "argumentos"
 

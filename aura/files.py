@@ -174,13 +174,15 @@ def require_writable_directory(directory, flag):
     Raises UserError naming `flag`, the path and the reason.
     """
     try:
+        os.fspath(directory).encode()  # what is no UTF-8 neither torch nor TensorBoard takes
         Path(directory).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x")
             probe.flush()
-    except OSError as problem:
-        raise UserError(f"no se puede escribir en {str(directory)!r} ({explain(problem)}); "
-                        f"indique otra carpeta con {flag}") from problem
+    except (OSError, UnicodeEncodeError) as problem:
+        why = explain(problem) if isinstance(problem, OSError) else "el nombre no está en UTF-8"
+        raise UserError(f"no se puede escribir en {str(directory)!r} ({why}); indique otra carpeta con {flag}"
+                        ) from problem
 
 
 def explain(problem):

@@ -124,9 +124,11 @@ class Evaluation:
         try:
             known = json.loads(described.read_text(encoding="utf-8"))
             same = known.get("dataset_sha256", self.task.sha256) == self.task.sha256  # else a loss on other questions
+            for name in ("val_loss", "exact_match", "f1"):
+                float(known[name])  # or what it lacks would end the run after the training
             if first and same and known.get("step", 0) <= first:
                 return known
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, LookupError, TypeError):
             self.dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
         self.dist.print(f"El mejor modelo de antes se ha movido a {set_aside([self.folder], self.folder.parent)}.")
         return None

@@ -95,6 +95,14 @@ def test_the_one_before_a_damaged_one_is_taken(tmp_path):
         keeper.load(str(checkpoint.path_of(tmp_path, 3)))
 
 
+def test_a_link_to_a_checkpoint_that_is_no_longer_there_is_named_and_passed_over(tmp_path):
+    keeper = saved(tmp_path, 1)
+    checkpoint.path_of(tmp_path, 9).symlink_to("otro-disco.pt")
+    notes = []
+    assert checkpoint.newest_good(tmp_path, notes.append) == checkpoint.path_of(tmp_path, 1)
+    assert "ckpt-00000009.pt: no existe" in notes[0] and keeper.load("auto")["step"] == 1
+
+
 def test_what_is_not_a_checkpoint_is_named(tmp_path):
     keeper = saved(tmp_path)
     assert keeper.load("auto") is None

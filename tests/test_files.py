@@ -33,6 +33,9 @@ def test_unwritable_places_are_named_with_the_flag(tmp_path):
         files.require_writable_directory(tmp_path / "file" / "logs", "--log-dir")
     with pytest.raises(UserError, match="/proc/nada"):
         files.require_writable_directory("/proc/nada", "--log-dir")
+    with pytest.raises(UserError, match="UTF-8.*--log-dir"):
+        files.require_writable_directory(tmp_path / "sal\udcf1", "--log-dir")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 HOLD = """

@@ -180,14 +180,16 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
     assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
 
 
-def test_the_best_of_other_questions_does_not_count(runs, tmp_path):
+def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
     task = SimpleNamespace(sha256="a")
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
     described = tmp_path / "best" / "metrics.json"
-    ours = '{"val_loss": 1.0, "dataset_sha256": "a", "step": 5}'
-    for text, first, counts in (('{"val_loss": 1.0, "dataset_sha256": "b"}', 9, False), ("{", 9, False),
+    scored = '"val_loss": 1.0, "exact_match": 50, "f1": 60.0'
+    ours = f'{{{scored}, "dataset_sha256": "a", "step": 5}}'
+    for text, first, counts in ((f'{{{scored}, "dataset_sha256": "b"}}', 9, False), ("{", 9, False),
                                 ("[]", 9, False), (ours, 9, True), (ours, 5, True), (ours, 4, False), (ours, 0, False),
-                                ('{"val_loss": 1.0}', 1, True)):
+                                (f"{{{scored}}}", 1, True), ('{"step": 1}', 9, False),
+                                (f'{{{scored}, "step": "x"}}', 9, False), ('{"val_loss": [], "f1": null}', 9, False)):
         (tmp_path / "best").mkdir(exist_ok=True)
         described.write_text(text)
         before = len(list(tmp_path.glob("anterior-*/best/metrics.json")))
