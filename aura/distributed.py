@@ -191,7 +191,8 @@ class Session:
 
     def _stored(self, key):
         try:
-            return within(self.timeout, lambda: self.store.check([key]))
+            with backends.quiet_stderr():
+                return within(self.timeout, lambda: self.store.check([key]))
         except TimeoutError as problem:
             raise c10d.DistNetworkError(f"el rango 0 no contesta: {problem}") from problem
 

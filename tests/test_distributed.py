@@ -300,6 +300,21 @@ dist.barrier()
         assert "no contesta el rango 1 " in output
 
 
+def test_a_first_rank_that_is_killed_while_it_prepares_is_told_in_one_line(tmp_path):
+    path = program(tmp_path, """
+import time
+dist.print_each("dentro")
+dist.run_on_main(lambda: time.sleep(100))
+""")
+    with ranks([path], [tmp_path] * 2) as (first, second):
+        first.wait_for("[rango 0] dentro")
+        second.wait_for("[rango 1] dentro")
+        os.killpg(first.child.pid, signal.SIGKILL)
+        code, _ = second.finish(60)
+    said = second.lines[next(n for n, line in enumerate(second.lines) if "dentro" in line) + 1:]
+    assert code == 3 and len(said) == 1 and "no contesta el rango 0" in said[0], said
+
+
 def test_no_thread_of_the_group_outlives_a_run(tmp_path):
     names = """import atexit, pathlib
 def name_threads():
