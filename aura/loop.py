@@ -22,6 +22,7 @@ from aura.signals import Abandoned, orderly_stop
 from aura.sync import Exact
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
+GOOD_STEPS = 50  # after which, where steps are skipped, one is a new beginning: 2 % of the steps may be lost for ever
 SMALLEST_LOSS_SCALE = 1.0  # an fp16 scale below this means the gradients themselves are not finite
 
 
@@ -150,7 +151,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             sampled = sample is not None and (last or _due(progress.step, policy.sample_interval))
             saved = last or _due(progress.step, policy.checkpoint_freq)
             settle = ended or evaluated or sampled or saved or progress.step == 1
-            faulty = False
+            faulty, gave_up = False, None
             for known in sync.advance(progress.step, trouble, clock, settle=settle, last=last):
                 stop = max(stop, known.stop)
                 progress.tokens += int(known.count)
@@ -158,8 +159,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 if known.trouble:
                     faulty = True
                     with clock.phase("start"):
-                        _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist,
-                                 sync, reinitialise)
+                        gave_up = _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter,
+                                           dist, sync, reinitialise)
                 else:
                     progress.epoch_loss += known.loss * known.count
                     progress.epoch_tokens += int(known.count)
@@ -187,13 +188,15 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             if sampled and not stop:
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
                     sample(progress.step)
-            if saved or stop:
+            if saved or stop or gave_up:
                 progress.faults = progress.faults if faulty else 0
                 own = sync.own_state()
                 with clock.phase("save"), sync.agreed():
                     wait = checkpointer.save(progress.step, state(), interrupted=bool(stop) and not last, own=own)
                 stalled += wait
                 progress.seconds += wait
+            if gave_up:
+                raise gave_up
             clock.lap(count)
         request.number = request.number or stop  # what others were asked may still reach this rank
         with clock.phase("save"):
@@ -243,24 +246,40 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
 
 def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):
     """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step. Those
-    of restart that were taken before the last one was acted on have had no lower rate: they are one with it."""
+    of restart that were taken before the last one was acted on have had no lower rate: they are one with it. Raises
+    TrainingFault when it is one too many or, where what has been learnt since the last checkpoint is to be saved first,
+    returns it."""
     if policy.nan_policy == "restart" and known.step <= progress.recovered:
         reporter.event(known.step, f"{known.trouble}: aún con la tasa anterior, no cuenta otra vez")
-        return
+        return None
+    if policy.nan_policy == "skip" and known.step - progress.recovered > GOOD_STEPS:
+        progress.faults = 0  # restart goes back to the last checkpoint each time: there only a new one is an advance
     progress.faults, progress.recovered = progress.faults + 1, progress.step
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
         times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
-        raise agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
-                                    f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
+        fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} "
+                                      f"({known.trouble}){times}; pruebe con un --lr menor, --precision bf16 o fp32, o "
+                                      "revise los datos")
+        if policy.nan_policy == "skip" and _finite(module, sync):
+            return fault
+        raise fault
     if policy.nan_policy == "skip":
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
-        return
+        return None
     progress.lr_scale *= 0.5
     came_from = "allí vuelven los pesos acordados"
     if not sync.weights:
         came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"por {progress.lr_scale:g}")
+    return None
+
+
+@torch.no_grad()
+def _finite(module, sync):
+    """Whether the weights that a checkpoint would keep are, to be called on all ranks."""
+    with sync.agreed():
+        return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(module.parameters()))))
 
 
 def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise):

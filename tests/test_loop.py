@@ -232,10 +232,37 @@ def test_nan_with_skip_keeps_the_weights(tmp_path, shards):
     assert "se salta" in (tmp_path / "a" / "events.log").read_text()
 
 
-@pytest.mark.parametrize("policy, spoil", [("stop", {11}), ("restart", range(11, 99)), ("skip", range(11, 99))])
-def test_nans_that_do_not_end_stop_the_run_and_name_the_checkpoint(tmp_path, shards, policy, spoil):
-    with pytest.raises(TrainingFault, match=r"paso \d+.*--lr.*ckpt-00000004\.pt"):
-        Run(folder(tmp_path, "a"), shards, spoil=set(spoil), nan_policy=policy).go()
+@pytest.mark.parametrize("policy, spoil, last", [
+    ("stop", {11}, 4), ("restart", range(11, 99), 4), ("skip", range(9, 99), 7)])
+def test_nans_that_do_not_end_stop_the_run_and_name_the_checkpoint(tmp_path, shards, policy, spoil, last):
+    run = Run(folder(tmp_path, "a"), shards, spoil=set(spoil), nan_policy=policy)
+    with pytest.raises(TrainingFault, match=rf"paso \d+.*--lr.*ckpt-0000000{last}\.pt"):
+        run.go()
+    assert run.keeper.load("auto")["progress"]["step"] == last
+
+
+def test_weights_that_are_no_numbers_are_not_saved_when_a_run_gives_up(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, nan_policy="skip")
+
+    def spoilt(model, batch):
+        if run.begun[-1] >= 5:
+            next(model.parameters()).data.fill_(math.nan)
+        return loss_fn(model, batch)
+
+    run.loss = spoilt
+    with pytest.raises(TrainingFault, match=r"3\.ª vez.*ckpt-00000004\.pt"):
+        run.go()
+
+
+def test_nans_far_apart_are_skipped_to_the_end(tmp_path, shards):
+    far = {loop.GOOD_STEPS * time + time for time in range(1, 5)}
+    run = Run(folder(tmp_path, "a"), shards, spoil=far, accum=1, nan_policy="skip", max_steps=max(far) + 1,
+              checkpoint_freq=0, log_interval=0).go()
+    assert run.result[0].step == max(far) + 1 and run.result[0].faults == 0
+    near = {loop.GOOD_STEPS * time for time in range(1, 4)}
+    with pytest.raises(TrainingFault, match="3.ª vez"):
+        Run(folder(tmp_path, "b"), shards, spoil=near, accum=1, nan_policy="skip", max_steps=max(near) + 1,
+            checkpoint_freq=0, log_interval=0).go()
 
 
 def test_endless_nans_stop_even_when_every_step_saves(tmp_path, shards):
