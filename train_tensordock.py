@@ -173,7 +173,7 @@ def job_of(args, config, card):
     """What the arguments, once complete, ask of a device."""
     fused = args.attention == "fused" or card.type == "cpu" and args.attention == "auto"
     return plan.Job(config, args.batch_size, args.grad_accum, args.grad_checkpointing, card.precision, args.optimizer,
-                    card.type, fused, args.ema > 0)
+                    card.type, fused, args.ema > 0, saves=True)
 
 
 def choose_preset(args, card):

@@ -27,13 +27,14 @@ UTILISATION = 0.4
 CHUNK_BYTES, WEIGHT_ROWS = 128 * 2**20, 2048
 SHORTEST = 128  # tokens of context below which alternatives() does not go
 # Stated, not derived: CUDA's context with the libraries' kernels and cuBLAS's workspace, on a CPU the interpreter with
-# torch; and the share of all the rest that torch's caching allocator may lose to fragments.
+# torch; and the share of all the rest that torch's caching allocator, on a CPU the C library's, may lose to fragments.
 CONTEXT = {"cuda": 1.0e9, "cpu": 0.4e9}
-FRAGMENTS = {"cuda": 0.04, "cpu": 0.0}
+FRAGMENTS = {"cuda": 0.04, "cpu": 0.15}
 
 PARTS = {"weights": "pesos", "copies": "copias de los pesos en 16 bits", "gradients": "gradientes",
-         "optimizer": "optimizador", "average": "media de los pesos (EMA)", "activations": "activaciones",
-         "loss": "logits y pérdida", "reserve": "entorno y fragmentación (supuesto)"}
+         "optimizer": "optimizador", "average": "media de los pesos (EMA)", "copy": "copia para guardar",
+         "activations": "activaciones", "loss": "logits y pérdida",
+         "reserve": "entorno y fragmentación (supuesto)"}
 PHASES = {"forward": "al final de la pasada hacia delante", "loss": "al calcular la pérdida",
           "loss_backward": "al calcular los gradientes de la pérdida",
           "last_block": "al calcular los gradientes del último bloque",
@@ -59,6 +60,7 @@ class Job:
     device_type: str = "cuda"
     fused: bool = False
     ema: bool = False  # an average of the weights is kept
+    saves: bool = False  # checkpoints are written behind, from a copy that host memory keeps: a CPU's own
 
     @property
     def tokens_per_step(self):
@@ -210,7 +212,8 @@ def _block_backward(job, sizes, blocks, before, made):
 
 
 def phases(job):
-    """Bytes by part in each phase of a step but the very first (the optimiser's state exists): {phase: {part: bytes}}.
+    """Bytes by part in each phase of a step once the optimiser's state, and the copy for checkpoints, exist:
+    {phase: {part: bytes}}.
 
     Gradients are set to None after each step: the first micro-batch makes them one by one in backward, so that the
     activations shrink as they grow; later ones find them all. The head is tied: its gradient waits for the embedding's,
@@ -244,6 +247,8 @@ def phases(job):
         parts["weights"] = sizes.weights
         parts["average"] = sizes.weights if job.ema else 0
         parts["optimizer"] = parts.get("optimizer", 0) + state
+        if job.saves and job.device_type == "cpu":
+            parts["copy"] = parts["weights"] + state + parts["average"]
         parts["reserve"] = CONTEXT[job.device_type] + FRAGMENTS[job.device_type] * sum(parts.values())
     return {phase: {part: round(parts.get(part, 0)) for part in PARTS} for phase, parts in found.items()}
 

@@ -293,6 +293,11 @@ def test_our_kernels_are_planned_where_they_are_asked_for(dry_run):
     assert total(*card, "fused") < total(*card, "auto") == total(*card, "sdpa")
 
 
+def test_on_a_cpu_the_copy_for_checkpoints_is_part_of_the_plan(dry_run):
+    assert re.search("copia para guardar +0.06 GB", dry_run("--dataset_path", "muestra")[1])
+    assert "copia para guardar" not in dry_run("--dataset_path", "muestra", "--gpu_gb", 8)[1]
+
+
 def test_what_is_missing_is_said(dry_run):
     error, _ = dry_run("--dataset_path", "muestra", "--model_preset", "manual", "--embed_size", 64)
     assert "--num_layers, --num_heads, --seq_length" in error
