@@ -64,10 +64,11 @@ def build_parser():
     group.add_argument("--output-dir", type=cli.path, help="carpeta de todo lo que hace una ejecución")
     group.add_argument("--preset", type=cli.choice("auto", *PRESETS, "manual"), default="auto",
                        help=f"auto (según la memoria), {', '.join(PRESETS)} o manual")
-    group.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
-    group.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques")
-    group.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
-    group.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
+    group.add_argument("--n-embd", type=cli.number(int, low=1, high=2**17), help="ancho")
+    group.add_argument("--n-layer", type=cli.number(int, low=1, high=1000), help="bloques")
+    group.add_argument("--n-head", type=cli.number(int, low=1, high=2**17), help="cabezas de atención")
+    group.add_argument("--seq-len", type=cli.number(int, low=1, high=2**24),
+                       help="longitud de las secuencias y del contexto")
     group.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
     group.add_argument("--grad-checkpointing", "--gradient-checkpointing", action=argparse.BooleanOptionalAction,
                        help="recalcula las activaciones al retroceder: mucha menos memoria, un tercio más de cálculo")
@@ -142,18 +143,27 @@ def complete(args, card, note):
     missing = [flag(name) for name in SIZES if getattr(args, name) is None]
     if preset is MANUAL and missing:
         raise UserError(f"--model_preset manual: faltan {', '.join(missing)}")
-    values = {**dataclasses.asdict(preset), **dataclasses.asdict(preset.config)}
-    del values["config"]
-    for name, value in values.items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-        elif name in args.given and getattr(args, name) != value and preset is not MANUAL:
+    for name, value in recipe(preset).items():
+        if name in args.given and getattr(args, name) != value and preset is not MANUAL:
             note(f"Manda lo indicado: {flag(name)} {getattr(args, name)} (el preset pone {value}).")
+    config = fill(args, preset)
     if args.epochs is None and args.max_steps is None:
         args.epochs = 1
-    config = gpt.GPTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(gpt.GPTConfig)})
     config.check()
     return config
+
+
+def recipe(preset):
+    """{argument: value} of all that a preset decides."""
+    return {name: value for name, value in {**vars(preset), **vars(preset.config)}.items() if name != "config"}
+
+
+def fill(args, preset):
+    """Take from the preset what was not given; returns the model's config."""
+    for name, value in recipe(preset).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return gpt.GPTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(gpt.GPTConfig)})
 
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
@@ -177,27 +187,42 @@ def job_of(args, config, card):
 
 
 def choose_preset(args, card):
-    """The largest preset whose recipe fits the card; a CPU gets the one that was made for it."""
+    """The largest preset that fits the card with all that was given; a CPU gets the one that was made for it."""
     for name, preset in PRESETS.items():
-        job = plan.Job(preset.config, preset.batch_size, preset.grad_accum, preset.grad_checkpointing, card.precision,
-                       args.optimizer, card.type)
+        wanted = argparse.Namespace(**vars(args))
+        job = job_of(wanted, fill(wanted, preset), card)
         if card.type == "cuda" and plan.peak(job) <= card.memory:
             return name
     return "aura-cpu"
 
 
-def show_plan(args, job, card, tokens, note):
-    """Print the plan for `tokens` tokens of training text; raises UserError when the model does not fit the card."""
-    ladder = [(name, preset.config) for name, preset in PRESETS.items()]
-    per_epoch = max(1, tokens // job.tokens_per_step)
+def ladder(args, config):
+    """(flags, config) of every preset, as plan.alternatives() takes them. What was given would win over the preset:
+    the flags undo it for the sizes, and the rest stays as it is."""
+    kept = {name: getattr(config, name) for name in ("vocab_size", "dropout") if name in args.given}
+    return [(" ".join([f"--model_preset {name}", *(f"{flag(size)} {getattr(preset.config, size)}" for size in SIZES
+                                                   if size in args.given)]),
+             dataclasses.replace(preset.config, **kept)) for name, preset in PRESETS.items()]
+
+
+def show_plan(args, job, card, tokens, counted, note):
+    """Print the plan for `tokens` tokens of training text, `counted` or estimated; raises UserError when the model does
+    not fit the card, and when there are too few for a step."""
+    per_epoch = job.steps_per_epoch(tokens)
+    if not per_epoch and (counted or args.dry_run):
+        raise UserError(f"los datos dan {max(0, tokens - 1) // args.seq_len} ventanas y cada paso usa "
+                        f"{args.batch_size * args.grad_accum}: baje {flag('batch_size')}, {flag('grad_accum')} o "
+                        f"{flag('seq_len')}, o use más texto")
+    per_epoch = max(1, per_epoch)  # an estimate may be too low
     steps = args.max_steps or args.epochs * per_epoch
     note(f"Plan para {card.name}, preset {args.preset}:")
+    presets = ladder(args, job.config)
     for line in plan.lines(job, card.memory, steps=steps, steps_per_epoch=per_epoch, peak_flops=card.flops,
-                           target_hours=args.target_hours, presets=ladder):
+                           target_hours=args.target_hours, presets=presets):
         note(line)
     if plan.peak(job) > card.memory:
         raise UserError(f"el modelo no cabe en {card.name} ({card.memory / 1e9:.1f} GB): "
-                        f"{plan.alternatives(job, card.memory, ladder)[1]}")
+                        f"{plan.alternatives(job, card.memory, presets)[1]}")
 
 
 def planned_tokens(args):
@@ -283,7 +308,7 @@ def main():
     else:
         tokens, counted = planned_tokens(args)
     if args.dry_run or not args.prepare:
-        show_plan(args, job_of(args, config, card), card, tokens, dist.print)
+        show_plan(args, job_of(args, config, card), card, tokens, counted, dist.print)
         if not counted:
             dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
     if args.dry_run:
@@ -295,7 +320,7 @@ def main():
         return EXIT_OK
     if not counted:
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        show_plan(args, job_of(args, config, card), card, data.tokens("train"), dist.print)
+        show_plan(args, job_of(args, config, card), card, data.tokens("train"), True, dist.print)
     try:
         tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
     except OSError as problem:

@@ -26,6 +26,7 @@ UTILISATION = 0.4
 # gradient in 16 bits that exist at one time.
 CHUNK_BYTES, WEIGHT_ROWS = 128 * 2**20, 2048
 SHORTEST = 128  # tokens of context below which alternatives() does not go
+LARGEST_BATCH = 65_536  # above which it does not look either
 # Stated, not derived: CUDA's context with the libraries' kernels and cuBLAS's workspace, on a CPU the interpreter with
 # torch; and the share of all the rest that torch's caching allocator, on a CPU the C library's, may lose to fragments.
 CONTEXT = {"cuda": 1.0e9, "cpu": 0.4e9}
@@ -66,6 +67,10 @@ class Job:
     def tokens_per_step(self):
         """Tokens of one optimiser step."""
         return self.batch_size * self.grad_accum * self.config.seq_len
+
+    def steps_per_epoch(self, tokens):
+        """Steps in which a tokens.TokenLoader delivers so many tokens once."""
+        return max(0, tokens - 1) // self.config.seq_len // (self.batch_size * self.grad_accum)
 
 
 @functools.lru_cache(maxsize=256)
@@ -301,17 +306,17 @@ def _settings(job, presets):
     while length >= SHORTEST:
         configs.append((replace(config, seq_len=length), f" --seq_length {length}"))
         length //= 2
-    configs += [(smaller, f" --model_preset {name} --seq_length {smaller.seq_len}") for name, smaller in presets
-                if smaller.parameters() < config.parameters()]
-    batches = [size for size in range(job.batch_size, 0, -1) if total % size == 0]
+    configs += [(smaller, f" {flags}") for flags, smaller in presets if smaller.parameters() < config.parameters()]
+    batches = [size for size in range(min(job.batch_size, LARGEST_BATCH), 0, -1) if total % size == 0]
     runs = [(job.grad_checkpointing, job.batch_size), *((True, size) for size in batches)]
     for other, config_flags in configs:
         for optimizer in lighter:
             for checkpointing, size in runs:
-                flags = config_flags
+                flags, is_preset = config_flags, "--model_preset" in config_flags  # whose own recipe would be another
                 flags += f" --optimizer {optimizer}" if optimizer != job.optimizer else ""
-                flags += " --gradient_checkpointing" if checkpointing and not job.grad_checkpointing else ""
-                if size != job.batch_size or "--model_preset" in flags:  # whose own would be others
+                if checkpointing and (is_preset or not job.grad_checkpointing):
+                    flags += " --gradient_checkpointing"
+                if size != job.batch_size or is_preset:
                     flags += f" --batch_size {size} --gradient_accumulation_steps {total // size}"
                 yield replace(job, config=other, optimizer=optimizer, grad_checkpointing=checkpointing, batch_size=size,
                               grad_accum=total // size), flags.strip()
@@ -321,8 +326,8 @@ def alternatives(job, available, presets=()):
     """(the nearest Job that fits into `available` bytes or None, one Spanish line with the flags that lead to it).
 
     Tried in this order, each step keeping the ones before: checkpointing; smaller batches with as many sequences a
-    step; a lighter optimiser; half, a quarter... of the length; a smaller preset. presets: (name, config), large to
-    small. The job itself when it fits.
+    step; a lighter optimiser; half, a quarter... of the length; a smaller preset. presets: (flags that lead to it,
+    config), large to small. The job itself when it fits.
     """
     for other, flags in _settings(job, presets):
         if peak(other) <= available:

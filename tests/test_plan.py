@@ -186,8 +186,8 @@ def test_ways_out_come_from_near_to_far():
     short = dataclasses.replace(BILLIONS, seq_len=512)
     shorter, line = plan.alternatives(wanted, fits(**smallest, optimizer="adafactor", config=short))
     assert shorter.config == short and "--seq_length 512" in line
-    presets = [("enorme", dataclasses.replace(BILLIONS, n_layer=40)), ("gpt2-large", gpt.PRESETS["gpt2-large"]),
-               ("gpt2", gpt.PRESETS["gpt2"])]
+    presets = [("--model_preset enorme", dataclasses.replace(BILLIONS, n_layer=40)),
+               ("--model_preset gpt2-large", gpt.PRESETS["gpt2-large"]), ("--model_preset gpt2", gpt.PRESETS["gpt2"])]
     smaller, line = plan.alternatives(wanted, 12e9, presets)
     assert "--model_preset gpt2-large" in line and plan.peak(smaller) <= 12e9
     assert not any("enorme" in flags for _, flags in plan._settings(wanted, presets))
@@ -200,6 +200,8 @@ def test_every_batch_of_a_way_out_keeps_the_sequences_of_a_step():
     others = [other for other, _ in plan._settings(wanted, [])]
     assert {other.batch_size for other in others} == {6, 5, 3, 2, 1}
     assert all(other.batch_size * other.grad_accum == 30 for other in others)
+    absurd = dataclasses.replace(wanted, batch_size=10**20)
+    assert plan.alternatives(absurd, plan.peak(wanted))[0].batch_size < 100, "and it took no time"
     on_cpu = plan._settings(dataclasses.replace(wanted, device_type="cpu"), [])
     assert {other.optimizer for other, _ in on_cpu} == {"adamw", "adafactor"}  # bitsandbytes wants a GPU
 

@@ -250,15 +250,48 @@ def test_what_cannot_fit_is_refused_with_the_nearest_that_does(dry_run):
     assert re.match(r"el modelo no cabe .*24\.0 GB.*cabe con --", error)
 
 
-@pytest.mark.parametrize("gigabytes", [3.1, 3.8, 5.4, 6.1, 8.2, 10, 11.6, 12, 20])
-def test_the_way_out_that_is_named_fits(dry_run, gigabytes):
-    card = ["--dataset_path", "muestra", "--gpu_gb", gigabytes]
-    error, _ = dry_run(*card, "--model_preset", "aura-72h-max", "--seq_length", 2048)
+LARGEST = ("--model_preset", "aura-72h-max", "--seq_length", 2048)
+WIDE = ("--embed_size", 2048, "--num_heads", 16)
+BY_HAND = ("--model_preset", "manual", *WIDE, "--num_layers", 24, "--seq_length", 2048)
+
+
+@pytest.mark.parametrize("gigabytes, given", [
+    *((gigabytes, LARGEST) for gigabytes in (3.1, 3.8, 5.4, 6.1, 8.2, 10, 11.6, 12, 20)),
+    (7, ("--model_preset", "aura-72h-max", *WIDE)), (10, BY_HAND), (3, BY_HAND), (1.9, BY_HAND),
+    (6.5, (*LARGEST, "--dropout", 0.1)), (8, (*LARGEST, "--vocab_size", 200_000, "--ema", 0.999))])
+def test_the_way_out_that_is_named_fits_when_it_is_added(dry_run, gigabytes, given):
+    command = ["--dataset_path", "muestra", "--gpu_gb", gigabytes, *given]
+    error, _ = dry_run(*command)
     flags = re.search(r"cabe con (--.*) \(", error)[1].split()
-    preset = [] if "--model_preset" in flags else ["--model_preset", "aura-72h-max"]
-    length = [] if "--seq_length" in flags else ["--seq_length", 2048]
-    code, output = dry_run(*card, *preset, *length, *flags)
+    code, output = dry_run(*command, *flags)
     assert code == 0, (flags, output)
+
+
+@pytest.mark.parametrize("gigabytes, given", [(60, ("--ema", 0.999)), (24, ("--vocab_size", 400_000)),
+                                              (40, ("--batch_size", 32)), (8, ("--seq_length", 4096))])
+def test_auto_looks_for_what_fits_with_all_that_was_given(dry_run, gigabytes, given):
+    code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", gigabytes, *given)
+    assert code == 0 and "Preset: aura-" in output and "Preset: aura-cpu" not in output, output
+
+
+@pytest.mark.parametrize("given", [("--embed_size", 10**10, "--num_heads", 1), ("--seq_length", 10**19),
+                                   ("--num_layers", 10**8), ("--vocab_size", 10**18), ("--batch_size", 10**20)])
+def test_absurd_sizes_are_one_line_at_once(dry_run, given):
+    error, _ = dry_run("--dataset_path", "muestra", *given)
+    assert str(given[1]) in error and "\n" not in error
+
+
+def test_the_plan_has_the_steps_of_the_run(book, tmp_path):
+    options = ["--dataset_path", book, "--output_dir", "s", *SMALL, "--seq_length", 128, "--validation_split", 0,
+               "--dataset_max_tokens", 128 * 40, "--epochs", 1]  # a window has a token more: 39 are 9 steps of four
+    code, output = train(tmp_path, *options)
+    assert code == 0 and "paso 9/9" in output, output
+    assert re.findall(r"por paso x (\d+) pasos", output) == ["9", "9"]
+
+
+def test_too_few_tokens_for_a_step_are_no_plan(dry_run):
+    error, output = dry_run("--dataset_path", "muestra", "--model_preset", "aura-cpu", "--dataset_max_tokens", 300)
+    assert "dan 2 ventanas y cada paso usa 4" in error and "--batch_size" in error and "CUMPLE" not in output
 
 
 def test_packed_text_is_planned_unpacked(dry_run, tmp_path_factory):
