@@ -25,6 +25,7 @@ FIELDS = {"vocab_size": "vocab_size", "max_position_embeddings": "seq_len", "num
           "num_attention_heads": "n_head", "hidden_size": "n_embd", "intermediate_size": "n_ff",
           "type_vocab_size": "n_types", "hidden_dropout_prob": "dropout",
           "attention_probs_dropout_prob": "attention_dropout", "layer_norm_eps": "norm_eps"}
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OPTIONAL = {"type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"}
 BLOCK = {"attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
          "attention.output": ("attention.output.dense",), "norm_1": ("attention.output.LayerNorm",),
@@ -77,11 +78,12 @@ def find(name, note=print):
 
 
 def read_config(folder):
-    """The BertConfig of a folder's config.json. Raises UserError naming what is missing, or is not BERT."""
+    """The BertConfig of a folder's config.json. Raises UserError naming what is missing, or is not BERT, and for more
+    weights than its file can hold: nothing else would keep a module of any size from being made."""
     path = Path(folder, CONFIG)
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise UserError(f"--model: no se puede leer {str(path)!r} ({problem})") from problem
     if not isinstance(given, dict) or given.get("model_type", "bert") != "bert":
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
@@ -97,7 +99,13 @@ def read_config(folder):
                  and not (in_range(ours, given[theirs], getattr(BertConfig, ours))
                           and (ours != "n_types" or given[theirs] > 1))]:
         raise UserError(f"--model: en {str(path)!r} no valen {', '.join(wrong)}")
-    return BertConfig(**values)
+    config, weights = BertConfig(**values), Path(folder, WEIGHTS)
+    if weights.is_file() and config.parameters() > weights.stat().st_size:  # a byte for each is less than any has
+        sizes = ", ".join(f"{theirs} {values[ours]}" for theirs, ours in FIELDS.items()
+                          if isinstance(values.get(ours), int))
+        raise UserError(f"--model: {str(path)!r} describe un modelo mayor que su {WEIGHTS}, de "
+                        f"{weights.stat().st_size} bytes ({sizes}): copie otra vez los dos")
+    return config
 
 
 def published_names(config):
@@ -151,11 +159,15 @@ def load_weights(module, path):
                 wrong.append(f"falta {missing[0]}")
             continue
         parts = [tensors.pop(name) for name in theirs]
+        if others := [part.dtype for part in parts if part.dtype not in FLOATS]:
+            wrong.append(f"{theirs[0]} tiene valores {str(others[0]).removeprefix('torch.')}, y aquí se leen los de "
+                         "coma flotante de 16, 32 y 64 bits")
+            continue
         same = len({part.shape[1:] for part in parts}) == 1 and parts[0].dim() > 0
         whole = torch.cat(parts) if same else parts[-1]
         if whole.shape != parameter.shape:
             wrong.append(f"{theirs[0]} es {list(whole.shape)} y el modelo espera {list(parameter.shape)}")
-        elif not whole.is_floating_point() or not torch.isfinite(whole).all():
+        elif not torch.isfinite(whole).all():
             wrong.append(f"{theirs[0]} tiene valores que no son números finitos")
         report.found.append(ours)
         ready[ours] = whole
@@ -183,7 +195,8 @@ def save_folder(folder, weights, config, vocabulary, lowercase, strip_accents=No
         write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "strip_accents": strip_accents,
                                                        "tokenizer_class": "BertTokenizer"})
         write_json(folder / CONFIG, {"architectures": ["BertForQuestionAnswering"], "model_type": "bert",
-                                     "hidden_act": "gelu", "pad_token_id": 0, **sizes})
+                                     "hidden_act": "gelu", "pad_token_id": vocabulary.split(b"\n").index(b"[PAD]"),
+                                     **sizes})
         write_bytes(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
     except OSError as problem:
         raise UserError(f"no se pudo guardar el modelo en {str(folder)!r}: {explain(problem)}") from problem

@@ -24,6 +24,7 @@ from aura.files import explain
 
 SAMPLE = Path(__file__).with_name("squad_sample.json")
 HUB = {"squad": ("rajpurkar/squad", None)}
+GZIP = b"\x1f\x8b"  # its first bytes (RFC 1952)
 NOWHERE = -1  # start of an answer that is not where its file says
 MOST_VALIDATION = 5  # of examples that are split, at most one in 5 goes to validation
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -231,6 +232,8 @@ def _from_file(path, problems):
     except OSError as problem:
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
     except UnicodeDecodeError as problem:
+        if problem.object.startswith(GZIP):
+            raise UserError(f"{str(path)!r}: está comprimido con gzip; descomprímalo antes (gunzip)") from problem
         raise UserError(f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
     except json.JSONDecodeError as problem:
         raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "

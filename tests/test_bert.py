@@ -167,11 +167,12 @@ def test_what_is_saved_is_read_by_transformers_and_by_us(tmp_path):
     from transformers import BertForQuestionAnswering
 
     module = bert.QuestionAnswering(TINY).init_weights(4).eval()
-    pretrained.save_folder(tmp_path / "m", module.state_dict(), TINY, b"[PAD]\n", True)
+    pretrained.save_folder(tmp_path / "m", module.state_dict(), TINY, b"[UNK]\n[PAD]\n", True)
     again, report = loaded(tmp_path / "m")
     assert not report.new and not report.left and pretrained.read_config(tmp_path / "m") == TINY
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
     theirs, info = BertForQuestionAnswering.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert theirs.config.pad_token_id == 1, "where the vocabulary has it"
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens, types, lengths, mask, _ = batch()
     expected = theirs.eval()(input_ids=tokens, token_type_ids=types, attention_mask=mask.long()).start_logits
@@ -206,7 +207,9 @@ def replaced(folder, **changes):
     ({"bert__embeddings__word_embeddings__weight": torch.zeros(98, 32)}, "[98, 32] y el modelo espera [97, 32]"),
     ({"bert__encoder__layer__1__output__dense__bias": None}, "falta bert.encoder.layer.1.output.dense.bias"),
     ({"qa_outputs__bias": torch.tensor([1.0, torch.nan])}, "qa_outputs.bias tiene valores que no son números finitos"),
-    ({"qa_outputs__bias": torch.tensor([1, 2])}, "qa_outputs.bias tiene valores"),
+    ({"qa_outputs__bias": torch.tensor([1, 2])}, "qa_outputs.bias tiene valores int64"),
+    ({"bert__encoder__layer__0__attention__self__query__bias": torch.ones(32).to(torch.float8_e4m3fn)},
+     "query.bias tiene valores float8_e4m3fn"),
 ])
 def test_weights_that_do_not_fit_are_refused_before_anything_changes(folder, changes, said):
     path, _ = folder
@@ -261,6 +264,12 @@ def test_a_spoiled_file_is_one_line(folder, spoil):
     ({"type_vocab_size": 1}, "type_vocab_size 1"),
     ({"type_vocab_size": 2.5}, "type_vocab_size 2.5"),
     ({"position_embedding_type": "relative_key"}, "relative_key"),
+    ({"hidden_size": 10**8}, "hidden_size 100000000"),
+    ({"intermediate_size": 10**8}, "intermediate_size 100000000"),
+    ({"vocab_size": 10**11}, "un modelo mayor que su model.safetensors"),
+    ({"type_vocab_size": 10**11}, "un modelo mayor que su model.safetensors"),
+    ({"max_position_embeddings": 10**22}, "un modelo mayor que su model.safetensors"),
+    ({"num_hidden_layers": 10**8}, "num_hidden_layers 100000000"),
 ])
 def test_a_configuration_that_is_not_ours_is_one_line(folder, change, said):
     path = folder[0] / pretrained.CONFIG
@@ -269,6 +278,12 @@ def test_a_configuration_that_is_not_ours_is_one_line(folder, change, said):
     with pytest.raises(UserError) as problem:
         pretrained.read_config(folder[0])
     assert said in str(problem.value) and "\n" not in str(problem.value)
+
+
+def test_a_configuration_without_end_is_one_line(folder):
+    (folder[0] / pretrained.CONFIG).write_text("[" * 200_000)
+    with pytest.raises(UserError, match="no se puede leer"):
+        pretrained.read_config(folder[0])
 
 
 @pytest.mark.parametrize("name", ["./no-hay", "/no/hay", "a/b/c"])

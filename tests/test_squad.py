@@ -1,6 +1,7 @@
 """Questions from files and from the Hub, their windows, answers and scores, against plain definitions of each."""
 
 import collections
+import gzip
 import importlib.util
 import json
 import random
@@ -117,6 +118,9 @@ def test_files_that_are_not_text(tmp_path):
     (tmp_path / "latin.json").write_bytes('{"data": "ñ"}'.encode("latin-1"))
     with pytest.raises(UserError, match="no es UTF-8 válido .byte 10."):
         squad.read(tmp_path / "latin.json")
+    (tmp_path / "train.json").write_bytes(gzip.compress(b'{"data": []}'))
+    with pytest.raises(UserError, match="comprimido con gzip; descomprímalo antes .gunzip."):
+        squad.read(tmp_path / "train.json")
     with pytest.raises(UserError, match="no se puede leer .no existe."):
         squad.read(tmp_path / "nada.json")
 
