@@ -384,22 +384,24 @@ def is_communication_error(problem):
 
 
 def _join(place, dist, args):
-    """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "arguments"}} of those that came
-    in time."""
+    """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "world_size", "arguments"}} of
+    those that came in time, and at once when one of them counts on another number of processes."""
     address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
     store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address,
                                                   "node": os.environ.get("SLURMD_NODENAME"),
+                                                  "world_size": place.world_size,
                                                   "arguments": _compared(args)}))
     deadline = time.monotonic() + dist.timeout
 
     def wait():
-        missing = list(range(place.world_size))
-        while missing := [rank for rank in missing if not store.check([f"joined/{rank}"])]:
-            if time.monotonic() > deadline:
-                break
+        came = {}
+        while True:
+            came |= {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
+                     if rank not in came and store.check([f"joined/{rank}"])}
+            apart = any(peer.get("world_size", place.world_size) != place.world_size for peer in came.values())
+            if len(came) == place.world_size or apart or time.monotonic() > deadline:
+                return came
             time.sleep(POLL_SECONDS)
-        return {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
-                if rank not in missing}
 
     try:
         return within(dist.timeout + FAREWELL_SECONDS, wait)
@@ -418,7 +420,11 @@ def _compared(args):
 
 
 def _require_all(peers, place, timeout):
-    """Raise UserError that names who did not come."""
+    """Raise UserError that names who did not come, or counts on another number of processes."""
+    for rank, peer in peers.items():
+        if peer["world_size"] != place.world_size:
+            raise UserError(f"WORLD_SIZE={place.world_size} en el rango {place.rank} y {peer['world_size']} en el "
+                            f"rango {rank}: use el mismo en todas las máquinas, el número de procesos de todas juntas")
     missing = sorted(set(range(place.world_size)) - peers.keys())
     if missing:
         hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""

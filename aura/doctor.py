@@ -20,7 +20,8 @@ MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gather
 PEER_SECONDS = 3  # that the survey of the network takes for each machine
 POLL_SECONDS = 0.02
 ATTEMPTS = 3  # at measuring a slow rank: another program's second is no trouble yet
-STOP = {"missing", "silent", "port", "interface"}  # with one of these no group can be formed, or none that lasts
+# With one of these no group can be formed, or none that lasts.
+STOP = {"world-size", "missing", "silent", "port", "interface"}
 LOG_FOLDER = "./logs"
 WIDTH = 120
 KINDS = {"wifi": "Wi-Fi", "cable": "cable", "loopback": "", "virtual": "virtual", None: ""}
@@ -141,10 +142,17 @@ class Examination:
             dist.store.set("doctor/peers", json.dumps(peers))
         else:
             self.peers = {int(rank): peer for rank, peer in self._from_rank_0("peers", 2 * self.timeout).items()}
+        if self.peers[0]["world_size"] <= self.rank:
+            self.alone = True
+            raise TrainingFault(f"este proceso es el rango {self.rank}, con WORLD_SIZE={dist.world_size}, y el rango 0 "
+                                f"se lanzó con WORLD_SIZE={self.peers[0]['world_size']}: use el mismo en todos")
         if self.rank not in self.peers:
             self.alone = True
             raise TrainingFault(f"este proceso llegó tarde: el rango 0 ya no le esperaba ({self.timeout:g} s)")
         self.present = set(self.peers)
+        self.findings += verdict.world_sizes(self.peers)
+        if self.findings:
+            return False
         missing = sorted(set(range(dist.world_size)) - self.present)
         if missing:
             self.findings.append(verdict.missing(missing, self.peers, place, self.timeout))

@@ -51,7 +51,8 @@ def source_files(root=extension.ROOT):
     checkout = root.glob("*.py") if (root / "setup.py").exists() else []  # else among other packages, not ours
     paths = [*checkout, *(path for folder in ("aura", "csrc") for path in (root / folder).rglob("*"))]
     return {path.relative_to(root).as_posix(): _hash(path.read_bytes().replace(b"\r\n", b"\n"))[:16]
-            for path in sorted(paths) if path.suffix in SOURCES}
+            for path in sorted(paths) if path.suffix in SOURCES and path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(root).parts)}  # editors' locks and copies
 
 
 def _hash(content):

@@ -115,7 +115,8 @@ def _compare_gpus(facts):
 
 
 def _judge_disks(facts):
-    """A line for each folder of each machine that is full or cannot be written, whichever ranks share it."""
+    """A line for each disk of each machine that is full and each folder that cannot be written, whichever ranks share
+    it."""
     told = set()
     wanted = facts[0]["data"] if 0 in facts else None
     for rank, fact in sorted(facts.items()):
@@ -124,8 +125,9 @@ def _judge_disks(facts):
                 not fact["data"] or fact["data"].get("sha256") != wanted["sha256"])
             needed = CHECKPOINTS_BYTES if rank == 0 and disk["flag"] == "--checkpoint-dir" else OTHERS_BYTES
             needed += wanted["bytes"] if lacks else 0
-            key = (fact["host"], fact["address"], disk["device"])
-            if (disk["problem"] or disk["free"] < needed) and key not in told:
+            full = disk["free"] < needed
+            key = (fact["host"], fact["address"], disk["device"], None if full else disk["folder"])
+            if (disk["problem"] or full) and key not in told:
                 told.add(key)
                 yield _bad_disk(rank, facts, disk, needed)
 
@@ -163,14 +165,26 @@ def _judge_interfaces(facts):
 
 
 def _compare_priority(facts):
-    right, others = odd({rank: fact["processor"]["nice"] for rank, fact in facts.items()})
-    for nice, ranks in others.items():
-        if nice is not None and right is not None and nice > right:
-            yield Finding("slow-rank", named(ranks, facts), f"se lanzó con prioridad baja (nice {nice}, los demás "
-                          f"{right}): otros programas le quitarán el procesador", "láncelo sin nice, como los demás")
+    """Not with what most have: of two ranks the one with the low priority may be rank 0."""
+    values = {rank: fact["processor"]["nice"] or 0 for rank, fact in facts.items()}
+    usual = max(0, min(values.values()))
+    for nice in sorted({nice for nice in values.values() if nice > usual}):
+        yield Finding("slow-rank", named([rank for rank in values if values[rank] == nice], facts),
+                      f"se lanzó con prioridad baja (nice {nice}, y otros {usual}): otros programas le quitarán el "
+                      "procesador", "láncelo sin nice")
 
 
 # ---- What only the group as a whole shows ---------------------------------------------------------------------------
+
+
+def world_sizes(peers):
+    """Ranks that count on another number of processes than rank 0."""
+    right, others = peers[0]["world_size"], {}
+    for rank, peer in peers.items():
+        others.setdefault(peer.get("world_size"), []).append(rank)
+    return [Finding("world-size", named(ranks, peers), f"se lanzó con WORLD_SIZE={size}, y el rango 0 con {right}",
+                    "use el mismo en todas las máquinas: el número de procesos de todas juntas")
+            for size, ranks in others.items() if size != right]
 
 
 def missing(ranks, peers, place, timeout):

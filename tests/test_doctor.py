@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import corpus, dataset, diagnosis, facts, forecast, verdict
+from aura import corpus, dataset, diagnosis, distributed, facts, forecast, verdict
+from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text, free_port, run
 
 DOCTOR = ROOT / "test_ddp.py"
@@ -66,6 +67,7 @@ ODD = [
      "GLOO_SOCKET_IFNAME=docker0, puesta a mano, no es la interfaz que lleva a los demás, que es eth0"),
     ({2: {"network": {"mtu": 9000}}}, "interface", "rango 2", "MTU 9000 en eth0, y en los demás 1500"),
     ({2: {"processor": {"nice": 19}}}, "slow-rank", "rango 2", "nice 19"),
+    ({0: {"processor": {"nice": 10}}}, "slow-rank", "rango 0", "nice 10"),
 ]
 
 
@@ -90,6 +92,24 @@ def test_in_a_tie_rank_0_is_right_and_machines_are_told_apart():
     said = {rank: fact(rank, host="pc", code={"hash": "old" if rank in (1, 3) else "new"}) for rank in range(4)}
     (found,) = verdict.compare(said)
     assert found.who == "rango 1 (pc, 10.0.0.2) y rango 3 (pc, 10.0.0.4)"
+
+
+@pytest.mark.parametrize("low", [0, 1])
+def test_of_two_ranks_either_may_have_the_low_priority(low):
+    said = {rank: fact(rank, processor={"nice": 10 * (rank == low)}) for rank in range(2)}
+    (found,) = verdict.compare(said)
+    assert f"rango {low} (" in found.who and "nice 10, y otros 0" in found.text
+    assert verdict.compare({rank: fact(rank, processor={"nice": rank - 5}) for rank in range(2)}) == []
+
+
+def test_each_folder_that_cannot_be_written_is_named_and_a_full_disk_once():
+    here = disks()
+    here[0].update(folder="f1", problem="no es una carpeta")
+    here[1].update(folder="f2", problem="no es una carpeta")
+    found = [found.text for found in verdict.compare({0: fact(0, disks=here), 1: fact(1)})]
+    assert len(found) == 2 and "'f1' (--checkpoint-dir)" in found[0] and "'f2' (--data-dir)" in found[1]
+    full = [{**disk, "free": 0, "problem": "no queda espacio"} for disk in here]
+    assert len(verdict.compare({0: fact(0, disks=full)})) == 1
 
 
 def test_what_the_group_shows():
@@ -132,6 +152,15 @@ def test_sources_are_the_same_whatever_their_line_ends(tmp_path):
     assert facts.source_files(tmp_path) == first
     (tmp_path / "aura/a.py").write_bytes(b"a\nc\n")
     assert facts.source_files(tmp_path)["aura/a.py"] != first["aura/a.py"]
+
+
+def test_what_an_editor_leaves_among_the_sources_is_none(tmp_path):
+    (tmp_path / "aura" / ".ipynb_checkpoints").mkdir(parents=True)
+    (tmp_path / "aura" / "folder.py").mkdir()
+    (tmp_path / "aura" / ".#a.py").symlink_to("user@pc.1:17")  # Emacs' lock points nowhere
+    for name in ("a.py", ".a.py", ".ipynb_checkpoints/a.py"):
+        (tmp_path / "aura" / name).write_text("")
+    assert list(facts.source_files(tmp_path)) == ["aura/a.py"]
 
 
 def test_a_busy_neighbour_makes_a_rank_slow_and_is_the_reason():
@@ -258,6 +287,22 @@ def test_rank_0_that_never_came_is_one_line(tmp_path):
                        MASTER_PORT=free_port())
     assert code == 2 and output.count("\n") == 1 and "no se pudo llegar al rango 0" in output
     assert run([DOCTOR, "--json"], tmp_path) == (2, "error: --json solo sirve con --full: añádalo\n")
+
+
+@pytest.mark.parametrize("sizes, ranks", [((2, 3), (0, 1)), ((3, 2), (0, 1)), ((2, 3), (0, 1, 2))])
+def test_another_number_of_processes_is_named_at_once(tmp_path, sizes, ranks):
+    port, started = free_port(), time.monotonic()
+    with ExitStack() as stack:
+        launched = [stack.enter_context(Process(
+            [DOCTOR, "--full", "--timeout", 20], tmp_path, RANK=rank, LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
+            WORLD_SIZE=sizes[min(rank, 1)], MASTER_PORT=port)) for rank in ranks]
+        results = [process.finish(60) for process in launched]
+    assert time.monotonic() - started < 15 and all(code == 3 for code, _ in results), results
+    (line,) = [line for line in results[0][1].splitlines() if line.startswith("- ")]
+    assert "rango 1 (" in line and f"WORLD_SIZE={sizes[1]}, y el rango 0 con {sizes[0]}" in line
+    with pytest.raises(UserError, match=f"WORLD_SIZE={sizes[0]} en el rango 0 y {sizes[1]} en el rango 1"):
+        distributed._require_all({1: {"world_size": sizes[1]}}, SimpleNamespace(rank=0, world_size=sizes[0]), 20)
+    assert len(ranks) == 2 or "el rango 2, con WORLD_SIZE=3, y el rango 0 se lanzó con WORLD_SIZE=2" in results[2][1]
 
 
 def test_another_program_at_the_port_is_told_from_nobody(tmp_path):
