@@ -94,7 +94,8 @@ def measured(args, wait):
         beats = heartbeat.read(args.run) if args.run else []
         # With this process among them the list is never empty where processes can be listed at all.
         ours = [os.getpid(), *(beat.pid for beat in beats if beat.host == source.host and beat.ended is None
-                               and beat.pids == processes.pid_namespace())]
+                               and beat.pids == processes.pid_namespace()
+                               and beat.started in (None, processes.start_of(beat.pid)))]
         yield source.sample(ours), beats
         # After a machine slept, the samples it missed are not made up for.
         tick = max(tick + 1, math.ceil((time.monotonic() - start) / args.interval))
@@ -110,7 +111,7 @@ def recorded(args):
                     return  # who recorded it was killed in the middle of a line
                 try:
                     yield parse_record(line, args.gpus)
-                except (UserError, ValueError, KeyError, TypeError, AttributeError) as problem:
+                except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
                     raise UserError(f"--replay {args.replay!r}, línea {number}: no es lo que escribe monitor.py --json"
                                     ) from problem
     except OSError as problem:

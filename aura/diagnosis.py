@@ -95,7 +95,7 @@ class Run:
     def __init__(self, sample, beats, now, limits):
         self.sample, self.now, self.limits, self.names = sample, now, limits, machine_names(beats)
         self.ended = [beat for beat in beats if beat.ended is not None]
-        status = {process.pid: process.status for process in sample.processes}
+        processes = {process.pid: process for process in sample.processes}
         # Rank 0 collects the beats of other machines: while it is silent itself, their silence means nothing.
         collected = next((beat.time for beat in beats if beat.rank == 0 and is_local(beat, sample)), now)
         self.ranks = []
@@ -103,8 +103,8 @@ class Run:
             if beat.ended is None:
                 local = is_local(beat, sample)
                 silent = max(0.0, heartbeat.age(beat, min(now, collected) if beat.received is not None else now))
-                known = status and is_seen(beat, sample)
-                self.ranks.append(Rank(beat, local, silent, status.get(beat.pid, "") if known else None))
+                known = processes and is_seen(beat, sample)
+                self.ranks.append(Rank(beat, local, silent, _status(beat, processes) if known else None))
         self.lost = [rank for rank in self.ranks if self._is_lost(rank)]
         self.alive = [rank for rank in self.ranks if rank not in self.lost]
         self.whole = bool(beats) and len(beats) == beats[0].world_size
@@ -125,6 +125,14 @@ class Run:
         """'hace 41 s (desde las 23:10:05)'."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.now - seconds))
         return f"hace {ago(seconds)} (desde las {clock})"
+
+
+def _status(beat, processes):
+    """Of the rank's process among those of its machine, {pid: Activity}; one that began at another time is not it."""
+    process = processes.get(beat.pid)
+    if process is None or None not in (beat.started, process.started) and beat.started != process.started:
+        return ""
+    return process.status
 
 
 def span(seconds):

@@ -20,11 +20,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aura import cgroup
+from aura import cgroup, sensors
 from aura.clock import Clock, Window
 from aura.errors import first_line
 from aura.files import PARTIAL_SUFFIX, explain
-from aura.processes import pid_namespace
+from aura.processes import pid_namespace, start_of
 
 FOLDER = "heartbeat"  # inside --log-dir
 NAME = re.compile(r"rank-\d{5,}\.json")
@@ -39,7 +39,8 @@ class Beat:
     """What one rank said last. phase: start, compute, data, communication, save, evaluate or end; phase_s: seconds in
     it without getting any further. memory, memory_total: bytes, of the card on CUDA, of this process and the machine
     else. time: when it was said (Unix time there); received: when rank 0 took a new one from another machine (Unix time
-    at rank 0), None for what this machine's own ranks wrote. pids: the pid_namespace() that gave the pid."""
+    at rank 0), None for what this machine's own ranks wrote. pids: the pid_namespace() that gave the pid. started:
+    processes.start_of() it."""
 
     run: str
     rank: int
@@ -65,6 +66,7 @@ class Beat:
     failed: bool = False  # whether that was an error
     received: float | None = None
     pids: str | None = None
+    started: str | None = None
 
 
 # ---- Reading --------------------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def read(log_dir):
     beats = []
     for path in Path(log_dir, FOLDER).glob("*.json"):
         if NAME.fullmatch(path.name):
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                 beat = from_dict(json.loads(path.read_text(encoding="utf-8")))
                 beats.append((float(_heard(beat)), beat))
     newest = max(beats, key=lambda pair: pair[0], default=(0, None))[1]
@@ -84,8 +86,9 @@ def read(log_dir):
 
 
 def from_dict(values):
-    """The Beat whose dataclasses.asdict() this is. Raises TypeError or KeyError for what is none."""
-    return Beat(**{**values, "windows": [Window(**window) for window in values["windows"]]})
+    """The Beat whose dataclasses.asdict() this is, of an older version too. Raises TypeError, KeyError or ValueError
+    for what is none."""
+    return sensors.typed(values, Beat)
 
 
 def age(beat, now):
@@ -197,7 +200,7 @@ class _Teller:
         self.constants = {
             "run": self.run_id, "rank": dist.rank, "world_size": dist.world_size, "local_rank": dist.local_rank,
             "host": socket.gethostname(), "address": self.address, "pid": os.getpid(),
-            "pids": pid_namespace(), "device": str(dist.device),
+            "pids": pid_namespace(), "started": start_of(os.getpid()), "device": str(dist.device),
             "gpu_uuid": _card(dist.device), "memory_total": _memory_total(dist.device)}
 
     def _clear_folder(self):

@@ -19,7 +19,8 @@ STATUSES = {b"R": "running", b"S": "sleeping", b"D": "disk-sleep", b"T": "stoppe
 @dataclass(frozen=True)
 class Activity:
     """One process. cpu: percent of one core since the sample before. memory: resident bytes. status: as psutil names
-    it (running, sleeping, stopped, zombie...). ours: whether it belongs to this collection or to the run watched."""
+    it (running, sleeping, stopped, zombie...). ours: whether it belongs to this collection or to the run watched.
+    started: as start_of() has it."""
 
     pid: int
     name: str
@@ -27,6 +28,7 @@ class Activity:
     memory: int
     status: str
     ours: bool
+    started: str | None = None
 
 
 def ask(sensor, *arguments):
@@ -77,6 +79,23 @@ def _proc_stat(text):
     fields = rest.split(None, 22)
     return _Stat(int(fields[19]), int(fields[1]), name.partition(b"(")[2], STATUSES.get(fields[0], "?"),
                  (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE)
+
+
+def start_of(pid):
+    """What with the pid tells a process from all that had or will have its pid, until and after a reboot; None where
+    /proc does not say."""
+    said = ask(_proc_read, pid)
+    return said and _start(_proc_stat(said))
+
+
+def _start(stat):
+    return f"{_boot()} {stat.started}"
+
+
+@functools.cache
+def _boot():
+    """What is the same until the machine starts anew."""
+    return (ask(Path("/proc/sys/kernel/random/boot_id").read_text) or "").strip()
 
 
 def _proc_command(pid):
@@ -144,7 +163,8 @@ class Processes:
             if old and old.stat.started == stat.started and self._clock > since:
                 cpu = max(0.0, 100 * (stat.cpu - old.stat.cpu) / (self._clock - since))
             if pid in mine or (cpu is not None and cpu > BUSY and pid != os.getpid()):
-                found.append(Activity(pid, process.name, cpu, stat.memory, stat.status, pid in mine))
+                found.append(Activity(pid, process.name, cpu, stat.memory, stat.status, pid in mine,
+                                      _start(stat)))
         return sorted(found, key=lambda activity: (not activity.ours, activity.pid))
 
     def _recognise(self, pid, said, old):

@@ -8,6 +8,7 @@ never an exception.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -193,21 +194,25 @@ def to_json(sample):
 def from_json(line):
     """The Sample that to_json() wrote. Raises UserError."""
     try:
-        return _typed(json.loads(line), Sample)
+        return typed(json.loads(line), Sample)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
         shown = line if len(line) <= 60 else line[:57] + "..."
         raise UserError(f"{shown!r} no es una muestra de monitor.py: grábelas con monitor.py --json") from problem
 
 
-def _typed(value, kind):
-    """`value`, as json.loads gives it, as a `kind`. Raises TypeError, KeyError or ValueError where it is not one."""
+_hints = functools.cache(typing.get_type_hints)
+
+
+def typed(value, kind):
+    """`value`, as json.loads gives it, as a `kind`: a field that an older version did not write has its default. Raises
+    TypeError, KeyError or ValueError where it is not one."""
     if dataclasses.is_dataclass(kind):
-        return kind(**{name: _typed(value[name], hint) for name, hint in typing.get_type_hints(kind).items()})
+        return kind(**{name: typed(value[name], hint) for name, hint in _hints(kind).items() if name in value})
     if typing.get_origin(kind) is list:
-        return [_typed(each, *typing.get_args(kind)) for each in value]
+        return [typed(each, *typing.get_args(kind)) for each in value]
     if typing.get_origin(kind) is dict:
         _, inside = typing.get_args(kind)
-        return {int(key): _typed(each, inside) for key, each in value.items()}
+        return {int(key): typed(each, inside) for key, each in value.items()}
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if type(value) in kinds or (type(value) is int and float in kinds):
         return value

@@ -233,6 +233,15 @@ def test_gone_process_of_this_machine():
     assert judge(cluster(rank1={"time": NOW - 1.0}), processes=processes) == []  # it died between two sensors, or not
 
 
+def test_another_process_with_the_pid_of_a_dead_one_is_not_taken_for_it():
+    late = {"rank1": {"time": NOW - 8.0, "started": "boot 17"}}
+    for started, dead in (("boot 17", False), (None, False), ("boot 99", True), ("reboot 17", True)):
+        there = [activity(PID), replace(activity(PID + 1), started=started)]
+        found = judge(cluster(**late), processes=there)
+        assert [finding.kind for finding in found] == ["gone"] * dead, (started, found)
+    assert "su proceso ha muerto" in found[0].line()
+
+
 def test_a_pid_of_a_container_is_not_looked_for_among_those_of_the_machine():
     apart = {"pids": "pid:[4026532201]", "time": NOW - 8.0}
     assert judge(cluster(rank1=apart), processes=[activity(PID)]) == []

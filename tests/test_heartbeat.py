@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from aura import clock, heartbeat
+from aura import clock, heartbeat, processes
 from aura.clock import Clock
 from aura.distributed import Session
 from aura.errors import TrainingFault
@@ -192,6 +192,10 @@ def test_only_the_newest_run_counts_and_the_next_one_clears_the_folder(tmp_path,
         (folder / name).write_text(text)
     (folder / "rank-00005.json").write_text(json.dumps({**older, "rank": 5, "run": "otra", "time": first.time - 9}))
     assert [beat.rank for beat in heartbeat.read(tmp_path)] == [0, 7]
+    assert first.started == processes.start_of(os.getpid()) and first.started
+    old = {name: value for name, value in older.items() if name not in ("started", "pids")}
+    (folder / "rank-00007.json").write_text(json.dumps(old))
+    assert heartbeat.read(tmp_path)[1].started is None, "and an older version's beat is one"
     second = run_one(tmp_path, shards)
     assert second.run != first.run
     assert sorted(path.name for path in folder.iterdir()) == ["notas.json", "rank-00000.json"]

@@ -24,7 +24,7 @@ import pytest
 import monitor
 from aura import dashboard, diagnosis, heartbeat, sensors
 from aura.errors import UserError
-from aura.processes import Activity, pid_namespace
+from aura.processes import Activity, pid_namespace, start_of
 from tests.support import ROOT, environment, run
 from tests.test_diagnosis import GB, NOW, beat, cards, cluster, gpu, sample
 
@@ -173,6 +173,28 @@ def test_check_of_a_run(tmp_path, main):
     assert (code, output) == (0, f"{well} (con menos de 5 muestras no se juzga lo que va y viene).\n")
     with pytest.raises(UserError, match="ningún rango da señales"):
         main("--check", "--count", 1, "--run", tmp_path / "otra")
+
+
+def test_another_process_with_the_pid_of_a_rank_is_not_that_rank(tmp_path, main):
+    logs = live(tmp_path / "logs")
+    path = logs / heartbeat.FOLDER / "rank-00001.json"
+    path.unlink()
+    for started, dead in ((start_of(os.getppid()), False), ("otro arranque 17", True)):
+        one = beat(0, world=1, host=socket.gethostname(), pid=os.getppid(), time=time.time() - 8, pids=pid_namespace(),
+                   started=started, received=None)
+        path.with_name("rank-00000.json").write_text(json.dumps(dataclasses.asdict(one)))
+        output = main("--check", "--count", 1, "--run", logs)[1]
+        assert (f"su proceso ha muerto (pid {os.getppid()})" in output) == dead, output
+
+
+@pytest.mark.parametrize("change", [{"phase_s": None}, {"ended": 3}, {"windows": [{}]}, {"received": "ayer"}])
+def test_a_recorded_beat_of_another_kind_is_one_line(tmp_path, main, change):
+    path = record(tmp_path / "r.jsonl", [(sample(), cluster())])
+    line = json.loads(path.read_text())
+    line["beats"][1].update(change)
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match="línea 1: no es lo que escribe monitor.py --json"):
+        main("--replay", path)
 
 
 BAD = [
