@@ -422,7 +422,7 @@ def _compared(args):
 def _require_all(peers, place, timeout):
     """Raise UserError that names who did not come, or counts on another number of processes."""
     for rank, peer in peers.items():
-        if peer["world_size"] != place.world_size:
+        if peer.get("world_size", place.world_size) != place.world_size:
             raise UserError(f"WORLD_SIZE={place.world_size} en el rango {place.rank} y {peer['world_size']} en el "
                             f"rango {rank}: use el mismo en todas las máquinas, el número de procesos de todas juntas")
     missing = sorted(set(range(place.world_size)) - peers.keys())

@@ -142,10 +142,11 @@ class Examination:
             dist.store.set("doctor/peers", json.dumps(peers))
         else:
             self.peers = {int(rank): peer for rank, peer in self._from_rank_0("peers", 2 * self.timeout).items()}
-        if self.peers[0]["world_size"] <= self.rank:
+        expected = self.peers[0].get("world_size", dist.world_size)
+        if expected <= self.rank:
             self.alone = True
             raise TrainingFault(f"este proceso es el rango {self.rank}, con WORLD_SIZE={dist.world_size}, y el rango 0 "
-                                f"se lanzó con WORLD_SIZE={self.peers[0]['world_size']}: use el mismo en todos")
+                                f"se lanzó con WORLD_SIZE={expected}: use el mismo en todos")
         if self.rank not in self.peers:
             self.alone = True
             raise TrainingFault(f"este proceso llegó tarde: el rango 0 ya no le esperaba ({self.timeout:g} s)")

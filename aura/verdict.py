@@ -178,13 +178,13 @@ def _compare_priority(facts):
 
 
 def world_sizes(peers):
-    """Ranks that count on another number of processes than rank 0."""
-    right, others = peers[0]["world_size"], {}
+    """Ranks that count on another number of processes than rank 0; another version of this code does not say it."""
+    right, others = peers[0].get("world_size"), {}
     for rank, peer in peers.items():
         others.setdefault(peer.get("world_size"), []).append(rank)
     return [Finding("world-size", named(ranks, peers), f"se lanzó con WORLD_SIZE={size}, y el rango 0 con {right}",
                     "use el mismo en todas las máquinas: el número de procesos de todas juntas")
-            for size, ranks in others.items() if size != right]
+            for size, ranks in others.items() if size != right and None not in (size, right)]
 
 
 def missing(ranks, peers, place, timeout):

@@ -128,6 +128,11 @@ def test_what_the_group_shows():
     assert not list(verdict.group({0: {**well, "fallback": "sin NCCL"}}, peers, {0: fact(0, gpu=None)}))
 
 
+def test_a_version_that_does_not_say_its_number_of_processes_is_not_judged():
+    said, silent = fact(0, world_size=2), fact(1)
+    assert verdict.world_sizes({0: said, 1: silent}) == verdict.world_sizes({0: silent, 1: said}) == []
+
+
 def test_slurm_nodes_from_which_nobody_came(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-3]")
     peers = {0: {"host": "n1", "address": "10.0.0.1", "node": "n1"}, 2: {"host": "n3", "address": None, "node": "n3"}}
