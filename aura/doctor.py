@@ -302,7 +302,7 @@ def _ranks(exam):
             fact["versions"]["torch"], (code["commit"] or "-") + ("+" if code["changed"] else ""),
             f"{network['interface'] or '-'} {KINDS.get(network.get('kind'), '')}".strip(),
             str(network.get("mtu") or "-"), dashboard.size(fact["disks"][0]["free"])))
-    return dashboard.table(columns, rows, WIDTH)
+    return dashboard.table(columns, rows, WIDTH) if rows else []
 
 
 def _pairs(exam):

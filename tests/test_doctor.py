@@ -304,6 +304,7 @@ def test_another_number_of_processes_is_named_at_once(tmp_path, sizes, ranks):
         results = [process.finish(60) for process in launched]
     assert time.monotonic() - started < 15 and all(code == 3 for code, _ in results), results
     (line,) = [line for line in results[0][1].splitlines() if line.startswith("- ")]
+    assert "Procesos:" not in results[0][1], "an empty table says nothing"
     assert "rango 1 (" in line and f"WORLD_SIZE={sizes[1]}, y el rango 0 con {sizes[0]}" in line
     with pytest.raises(UserError, match=f"WORLD_SIZE={sizes[0]} en el rango 0 y {sizes[1]} en el rango 1"):
         distributed._require_all({1: {"world_size": sizes[1]}}, SimpleNamespace(rank=0, world_size=sizes[0]), 20)
