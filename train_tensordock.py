@@ -50,6 +50,7 @@ PRESETS = {
     "aura-cpu": Preset(gpt.GPTConfig(8192, 128, 4, 4, 256, 0.0), 4, 1, 1e-3, False, 200),
 }
 MANUAL = Preset(gpt.GPTConfig(dropout=0.0), 2, 16, 2e-4, True)
+MOST_PIECES = 2**24
 BYTES_PER_TOKEN = 4.3  # of Spanish text with 32,000 pieces; El Quijote: 4.36
 SIZES = ("n_embd", "n_layer", "n_head", "seq_len")
 # What a resumed run may not change, because the weights or the order of the data would no longer be those.
@@ -135,6 +136,8 @@ def place(args):
 def complete(args, card, note):
     """Fill what was not given from the preset; a given value always wins, and is named. Returns the model's config with
     the vocabulary that is planned; the data decide the true one."""
+    if (args.vocab_size or 0) > MOST_PIECES:
+        raise UserError(f"{flag('vocab_size')} {args.vocab_size}: indique {MOST_PIECES} piezas o menos")
     if args.preset == "auto":
         args.preset = choose_preset(args, card)
         fits = f"el mayor que cabe en {card.name} ({card.memory / 1e9:.1f} GB)"

@@ -263,8 +263,7 @@ def add_data(parser):
     group.add_argument("--tokenizer", type=path, metavar="RUTA|NOMBRE",
                        help="modelo de SentencePiece o tokenizer.json, una carpeta con uno de ellos, o un nombre de "
                             "Hugging Face")
-    group.add_argument("--vocab-size", type=number(int, low=1, high=2**24),
-                       help="piezas del tokenizador (según el preset)")
+    group.add_argument("--vocab-size", type=number(int, low=1), help="piezas del tokenizador (según el preset)")
     group.add_argument("--val-fraction", type=number(float, low=0, high=0.5), metavar="F",
                        help="parte de los documentos para validación (según el tamaño del corpus)")
     group.add_argument("--num-workers", type=number(int, low=0), default=0, metavar="N",

@@ -275,7 +275,8 @@ def test_auto_looks_for_what_fits_with_all_that_was_given(dry_run, gigabytes, gi
 
 
 @pytest.mark.parametrize("given", [("--embed_size", 10**10, "--num_heads", 1), ("--seq_length", 10**19),
-                                   ("--num_layers", 10**8), ("--vocab_size", 10**18), ("--batch_size", 10**20)])
+                                   ("--num_layers", 10**8), ("--vocab_size", 10**18), ("--batch_size", 10**20),
+                                   ("--vocab_size", 10**18, "--gpu_gb", 24)])
 def test_absurd_sizes_are_one_line_at_once(dry_run, given):
     error, _ = dry_run("--dataset_path", "muestra", *given)
     assert str(given[1]) in error and "\n" not in error
