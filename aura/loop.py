@@ -169,12 +169,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             clock.step = progress.step
             reporter.count(count * dist.world_size, time.perf_counter() - started)
 
-            metrics = {"loss": progress.loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens,
-                       "epoch": loader.epoch + loader.samples / loader.windows, "stall_s": stalled,
-                       "memory_gb": backend.peak_memory(dist.device) / 1e9}
-            if loader.epoch_ended:
-                metrics["epoch_loss"] = progress.epoch_loss / max(1, progress.epoch_tokens)
-                progress.epoch_loss, progress.epoch_tokens = 0.0, 0
+            metrics = {"lr": lr, "grad_norm": norm, "stall_s": stalled, **_measured(progress, loader, dist.device)}
             if evaluated:
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
                     found, asked = _evaluated(evaluate, request, dist)
@@ -210,6 +205,16 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
 
 def _due(step, interval):
     return interval > 0 and step % interval == 0
+
+
+def _measured(progress, loader, device):
+    """Metrics of the run so far; the sums of an epoch that ends here begin anew."""
+    metrics = {"loss": progress.loss, "tokens": progress.tokens,
+               "epoch": loader.epoch + loader.samples / loader.windows, "memory_gb": backend.peak_memory(device) / 1e9}
+    if loader.epoch_ended:
+        metrics["epoch_loss"] = progress.epoch_loss / max(1, progress.epoch_tokens)
+        progress.epoch_loss, progress.epoch_tokens = 0.0, 0
+    return metrics
 
 
 def _evaluated(evaluate, request, dist):

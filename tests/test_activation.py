@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import library
 from torch.autograd import gradcheck
-from torch.library import opcheck
 
 from aura import extension
 from tests import support
@@ -129,11 +129,11 @@ def test_opcheck(dtype):
     x = normal((3, 34), dtype)
     ops = torch.ops.aura
     for op in (ops.gelu_tanh, ops.swiglu):
-        opcheck(op.default, (x.clone().requires_grad_(),))
-    opcheck(ops.gelu_tanh_backward.default, (x, x))
-    opcheck(ops.swiglu_backward.default, (normal((3, 17), dtype), x))
-    opcheck(ops.sigmoid_gate.default, (x.clone().requires_grad_(), normal((3, 34), dtype).requires_grad_()))
-    opcheck(ops.sigmoid_gate_backward.default, (x, x, x))
+        library.opcheck(op.default, (x.clone().requires_grad_(),))
+    library.opcheck(ops.gelu_tanh_backward.default, (x, x))
+    library.opcheck(ops.swiglu_backward.default, (normal((3, 17), dtype), x))
+    library.opcheck(ops.sigmoid_gate.default, (x.clone().requires_grad_(), normal((3, 34), dtype).requires_grad_()))
+    library.opcheck(ops.sigmoid_gate_backward.default, (x, x, x))
 
 
 def test_compiled():

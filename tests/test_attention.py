@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 from aura import extension
 from tests import support
@@ -495,8 +496,8 @@ def test_opcheck(case):
     options = CHECKED[case]
     inputs = [x.requires_grad_() for x in qkv(2, 9, 2, 8)]
     packed = torch.stack(inputs, 2).detach().requires_grad_()
-    torch.library.opcheck(ops.attention.default, (*inputs, True, 0.3, *options))
-    torch.library.opcheck(ops.attention_packed.default, (packed, True, 0.3, *options))
+    library.opcheck(ops.attention.default, (*inputs, True, 0.3, *options))
+    library.opcheck(ops.attention_packed.default, (packed, True, 0.3, *options))
 
 
 @pytest.mark.parametrize("case", ["plain", "documents"])
@@ -506,15 +507,15 @@ def test_opcheck_of_the_backwards(case):
         packed = torch.stack([q, k, v], 2)
         results = ops.attention(q, k, v, True, 0.3, *CHECKED[case])
         rest = (*results, True, 0.3, *CHECKED[case])
-        torch.library.opcheck(ops.attention_backward.default, (normal(*q.shape, dtype=dtype), q, k, v, *rest))
-        torch.library.opcheck(ops.attention_packed_backward.default, (normal(*q.shape, dtype=dtype), packed, *rest))
+        library.opcheck(ops.attention_backward.default, (normal(*q.shape, dtype=dtype), q, k, v, *rest))
+        library.opcheck(ops.attention_packed_backward.default, (normal(*q.shape, dtype=dtype), packed, *rest))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_opcheck_of_views(dtype):
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in qkv(2, 7, 2, 8, dtype))
-    torch.library.opcheck(ops.attention.default, (q, k, v, False, 0.3, *NONE),
-                          test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+    library.opcheck(ops.attention.default, (q, k, v, False, 0.3, *NONE),
+                    test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.library import opcheck
+from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -235,11 +235,11 @@ def test_opcheck():
     for dtype in NORM_ERROR:
         hidden, weight, targets = example(5, 11, dtype=dtype)
         for gradient in (True, False):
-            opcheck(CHUNK.default, (torch.randn(5, 11).to(dtype), targets, IGNORED, gradient))
+            library.opcheck(CHUNK.default, (torch.randn(5, 11).to(dtype), targets, IGNORED, gradient))
     hidden, weight, targets = example(5, 11)
     for wanted in ((True, True), (False, True), (True, False)):
         inputs = (hidden.detach().requires_grad_(wanted[0]), weight.detach().requires_grad_(wanted[1]))
-        opcheck(torch.ops.aura.linear_cross_entropy.default, (*inputs, targets, IGNORED, *wanted))
+        library.opcheck(torch.ops.aura.linear_cross_entropy.default, (*inputs, targets, IGNORED, *wanted))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import library
 
 from aura import extension
 from tests import support
@@ -289,15 +290,15 @@ def test_opcheck(norms):
     ops, seed = torch.ops.aura, torch.tensor([7])
     for dtypes in (DTYPES[0], DTYPES[3]):
         x, residual, weight, bias = drawn("add_layer_norm", 3, 12, dtypes)
-        torch.library.opcheck(ops.add_layer_norm, (x, residual, weight, bias, 1e-5, 0.3, seed))
-    torch.library.opcheck(ops.add_layer_norm, (x, residual, weight, None, 1e-5, 0.0, None))
-    torch.library.opcheck(ops.add_rms_norm, (*drawn("add_rms_norm", 3, 12), 1e-5, 0.0, None))
-    torch.library.opcheck(ops.layer_norm, (*drawn("layer_norm", 3, 12), 1e-5))
-    torch.library.opcheck(ops.rms_norm, (*drawn("rms_norm", 3, 12), 1e-5))
+        library.opcheck(ops.add_layer_norm, (x, residual, weight, bias, 1e-5, 0.3, seed))
+    library.opcheck(ops.add_layer_norm, (x, residual, weight, None, 1e-5, 0.0, None))
+    library.opcheck(ops.add_rms_norm, (*drawn("add_rms_norm", 3, 12), 1e-5, 0.0, None))
+    library.opcheck(ops.layer_norm, (*drawn("layer_norm", 3, 12), 1e-5))
+    library.opcheck(ops.rms_norm, (*drawn("rms_norm", 3, 12), 1e-5))
 
 
 def test_opcheck_of_the_backwards(norms):
-    ops, check = torch.ops.aura, partial(torch.library.opcheck, test_utils=("test_schema", "test_faketensor"))
+    ops, check = torch.ops.aura, partial(library.opcheck, test_utils=("test_schema", "test_faketensor"))
     x, dy, past, weight = torch.randn(3, 12), torch.randn(3, 12), torch.randn(3, 12), torch.randn(12)
     _, mean, rstd = ops.layer_norm(x, weight, None, 1e-5)
     for has_bias in (False, True):

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from torch import library
 from torch.autograd import gradcheck
-from torch.library import opcheck
 
 from aura import extension
 from tests import support
@@ -75,7 +75,7 @@ def test_gradcheck():
 def test_opcheck():
     for dtype in TOLERANCE:
         qkv, cosine, sine = example((2, 5, 2, 12), dtype)
-        opcheck(torch.ops.aura.rotary, (qkv.requires_grad_(), cosine, sine, False))
+        library.opcheck(torch.ops.aura.rotary, (qkv.requires_grad_(), cosine, sine, False))
 
 
 def test_refusals():

@@ -4,7 +4,7 @@ F half the last dimension of a packed projection.
 """
 
 import torch
-from torch.library import register_autograd, register_fake
+from torch import library
 
 from aura.fused.once import once_differentiable
 
@@ -32,28 +32,28 @@ def sigmoid_gate(gate, x):
     return _ops.sigmoid_gate(gate, x)
 
 
-@register_fake("aura::gelu_tanh")
+@library.register_fake("aura::gelu_tanh")
 def _gelu_tanh_fake(x):
     return x.new_empty(x.shape)
 
 
-@register_fake("aura::gelu_tanh_backward")
-@register_fake("aura::swiglu_backward")
+@library.register_fake("aura::gelu_tanh_backward")
+@library.register_fake("aura::swiglu_backward")
 def _backward_fake(dy, x):
     return x.new_empty(x.shape)
 
 
-@register_fake("aura::swiglu")
+@library.register_fake("aura::swiglu")
 def _swiglu_fake(x):
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@register_fake("aura::sigmoid_gate")
+@library.register_fake("aura::sigmoid_gate")
 def _sigmoid_gate_fake(gate, x):
     return x.new_empty(x.shape)
 
 
-@register_fake("aura::sigmoid_gate_backward")
+@library.register_fake("aura::sigmoid_gate_backward")
 def _sigmoid_gate_backward_fake(dy, gate, x):
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
@@ -77,6 +77,6 @@ def _sigmoid_gate_backward(ctx, dy):
     return _ops.sigmoid_gate_backward(dy, *ctx.saved_tensors)
 
 
-register_autograd("aura::gelu_tanh", _gelu_tanh_backward, setup_context=_save)
-register_autograd("aura::swiglu", _swiglu_backward, setup_context=_save)
-register_autograd("aura::sigmoid_gate", _sigmoid_gate_backward, setup_context=_save)
+library.register_autograd("aura::gelu_tanh", _gelu_tanh_backward, setup_context=_save)
+library.register_autograd("aura::swiglu", _swiglu_backward, setup_context=_save)
+library.register_autograd("aura::sigmoid_gate", _sigmoid_gate_backward, setup_context=_save)

@@ -7,6 +7,7 @@ the CPU float32 becomes bfloat16. First derivatives only.
 """
 
 import torch
+from torch import library
 
 from aura.fused.once import once_differentiable
 
@@ -37,22 +38,22 @@ def _fake_outputs(q):
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=statistics)
 
 
-@torch.library.register_fake("aura::attention")
+@library.register_fake("aura::attention")
 def _(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):
     return _fake_outputs(q)
 
 
-@torch.library.register_fake("aura::attention_packed")
+@library.register_fake("aura::attention_packed")
 def _(qkv, causal, scale, dropout, seed, lengths, cu_seqlens):
     return _fake_outputs(qkv.select(2, 0))
 
 
-@torch.library.register_fake("aura::attention_backward")
+@library.register_fake("aura::attention_backward")
 def _(dout, q, k, v, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
     return tuple(t.new_empty(t.shape) for t in (q, k, v))
 
 
-@torch.library.register_fake("aura::attention_packed_backward")
+@library.register_fake("aura::attention_packed_backward")
 def _(dout, qkv, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
     return qkv.new_empty(qkv.shape)
 
@@ -80,6 +81,6 @@ def _backward(op):
 
 
 for _name, _tensors in (("attention", 3), ("attention_packed", 1)):
-    torch.library.register_autograd(f"aura::{_name}", _backward(getattr(_ops, f"{_name}_backward")),
-                                    setup_context=_setup(_tensors))
-    torch.library.register_autocast(f"aura::{_name}", "cpu", torch.bfloat16)
+    library.register_autograd(f"aura::{_name}", _backward(getattr(_ops, f"{_name}_backward")),
+                              setup_context=_setup(_tensors))
+    library.register_autocast(f"aura::{_name}", "cpu", torch.bfloat16)

@@ -4,7 +4,7 @@ N rows (tokens), C width, V classes (vocabulary).
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
 DTYPES = {  # of hidden and weight
@@ -101,8 +101,8 @@ def _empty_results(hidden, weight, hidden_gradient, weight_gradient):
             weight.new_empty(weight.shape if weight_gradient else 0), hidden.new_empty(len(hidden), dtype=dtype))
 
 
-_linear_cross_entropy = torch.library.custom_op("aura::linear_cross_entropy", _in_chunks, mutates_args=(),
-                                                device_types=("cpu", "cuda"))
+_linear_cross_entropy = library.custom_op("aura::linear_cross_entropy", _in_chunks, mutates_args=(),
+                                          device_types=("cpu", "cuda"))
 
 
 @_linear_cross_entropy.register_fake
@@ -139,6 +139,6 @@ def _scaled(tensor, factor):
 _linear_cross_entropy.register_autograd(_backward, setup_context=_save)
 
 
-@torch.library.register_fake("aura::cross_entropy_chunk_")
+@library.register_fake("aura::cross_entropy_chunk_")
 def _(logits, targets, ignore_index, gradient):
     return logits.new_empty(logits.shape[:1], dtype=torch.float64)

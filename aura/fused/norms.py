@@ -17,6 +17,7 @@ the element's row and column alone: philox.h under the counter (row, column // 8
 import math
 
 import torch
+from torch import library
 
 from aura.fused.once import once_differentiable
 
@@ -54,22 +55,22 @@ def _like(x, dtype=None):
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@torch.library.register_fake("aura::layer_norm")
+@library.register_fake("aura::layer_norm")
 def _(x, weight, bias, eps):
     return _like(x), _statistic(x), _statistic(x)
 
 
-@torch.library.register_fake("aura::rms_norm")
+@library.register_fake("aura::rms_norm")
 def _(x, weight, eps):
     return _like(x), _statistic(x)
 
 
-@torch.library.register_fake("aura::add_layer_norm")
+@library.register_fake("aura::add_layer_norm")
 def _(x, residual, weight, bias, eps, dropout, seed):
     return _like(residual), _like(residual), _statistic(x), _statistic(x)
 
 
-@torch.library.register_fake("aura::add_rms_norm")
+@library.register_fake("aura::add_rms_norm")
 def _(x, residual, weight, eps, dropout, seed):
     return _like(residual), _like(residual), _statistic(x)
 
@@ -84,23 +85,23 @@ def _fake_dx(new_residual, x_dtype, dropout):
     return new_residual.new_empty(0) if empty else _like(new_residual, x_dtype)
 
 
-@torch.library.register_fake("aura::layer_norm_backward")
+@library.register_fake("aura::layer_norm_backward")
 def _(dy, x, weight, mean, rstd, has_bias):
     return _like(x), _like(weight), weight.new_empty(len(weight) if has_bias else 0)
 
 
-@torch.library.register_fake("aura::rms_norm_backward")
+@library.register_fake("aura::rms_norm_backward")
 def _(dy, x, weight, rstd):
     return _like(x), _like(weight)
 
 
-@torch.library.register_fake("aura::add_layer_norm_backward")
+@library.register_fake("aura::add_layer_norm_backward")
 def _(dy, d_new_residual, new_residual, weight, mean, rstd, has_bias, x_dtype, dropout, seed):
     dbias = weight.new_empty(len(weight) if has_bias else 0)
     return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight), dbias
 
 
-@torch.library.register_fake("aura::add_rms_norm_backward")
+@library.register_fake("aura::add_rms_norm_backward")
 def _(dy, d_new_residual, new_residual, weight, rstd, x_dtype, dropout, seed):
     return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight)
 
@@ -171,7 +172,7 @@ def _add_rms_norm_backward(ctx, dy, d_new_residual, *_):
     return dx, dresidual, dweight, None, None, None
 
 
-torch.library.register_autograd("aura::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
-torch.library.register_autograd("aura::rms_norm", _rms_norm_backward, setup_context=_rms_norm_setup)
-torch.library.register_autograd("aura::add_layer_norm", _add_layer_norm_backward, setup_context=_add_layer_norm_setup)
-torch.library.register_autograd("aura::add_rms_norm", _add_rms_norm_backward, setup_context=_add_rms_norm_setup)
+library.register_autograd("aura::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
+library.register_autograd("aura::rms_norm", _rms_norm_backward, setup_context=_rms_norm_setup)
+library.register_autograd("aura::add_layer_norm", _add_layer_norm_backward, setup_context=_add_layer_norm_setup)
+library.register_autograd("aura::add_rms_norm", _add_rms_norm_backward, setup_context=_add_rms_norm_setup)

@@ -1,7 +1,7 @@
 """Rotary positions: what torch.compile and autograd need to know of csrc/ops_rotary.cpp."""
 
 import torch
-from torch.library import register_autograd, register_fake
+from torch import library
 
 from aura.fused.once import once_differentiable
 
@@ -19,7 +19,7 @@ def rotary_packed(qkv, cosine, sine):
     return _ops.rotary(qkv, cosine, sine, False)
 
 
-@register_fake("aura::rotary")
+@library.register_fake("aura::rotary")
 def _fake(qkv, cosine, sine, back):
     return qkv.new_empty(qkv.shape)
 
@@ -34,4 +34,4 @@ def _backward(ctx, dy):
     return _ops.rotary(dy, *ctx.saved_tensors, not ctx.back), None, None, None
 
 
-register_autograd("aura::rotary", _backward, setup_context=_save)
+library.register_autograd("aura::rotary", _backward, setup_context=_save)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import library
 
 from aura import extension, ops
 from tests import test_activation, test_attention, test_loss, test_norms, test_rotary
@@ -179,7 +180,7 @@ def test_opcheck():
                             ("add_layer_norm", (x, residual, weight, bias, 1e-5, 0.2, seed)),
                             ("add_rms_norm", (x, residual, weight, 1e-5, 0.0, None)),
                             ("attention", (*qkv(2, 9, 2, 64), True, 0.1, 0.2, seed, lengths, None))):
-        torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
+        library.opcheck(getattr(torch.ops.aura, name).default, arguments)
     packed, cosine, sine = (t.cuda() for t in test_rotary.example((2, 5, 2, 12)))
     head = torch.randn(50, 40, device="cuda", requires_grad=True)
     targets = torch.tensor([3, test_loss.IGNORED, 0, 39, 7], device="cuda")
@@ -187,7 +188,7 @@ def test_opcheck():
                             ("rotary", (packed.requires_grad_(), cosine, sine, False)),
                             ("cross_entropy_chunk_", (x.detach(), targets, test_loss.IGNORED, True)),
                             ("linear_cross_entropy", (x, head, targets, test_loss.IGNORED, True, True))):
-        torch.library.opcheck(getattr(torch.ops.aura, name).default, arguments)
+        library.opcheck(getattr(torch.ops.aura, name).default, arguments)
 
 
 def test_lengths_on_the_device_are_those_in_host_memory():
