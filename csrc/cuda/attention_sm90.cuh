@@ -160,16 +160,23 @@ __device__ __forceinline__ unsigned char* scratch_of_warp(unsigned char* rows) {
 
 // ---- Products of a group's 64 rows ----------------------------------------------------------------------------------
 
+// The descriptor of what lies `bytes` further on: one addition to its lower half, where to make it anew takes four
+// instructions, and products of 64 columns are too short to wait for them.
+__device__ __forceinline__ uint64_t advance(uint64_t descriptor, int bytes) {
+  return (descriptor & ~uint64_t{UINT32_MAX}) | (static_cast<uint32_t>(descriptor) + bytes / 16);
+}
+
 // Queue sums[64, kCount] = left tile^T, for rows_of_group() and a tile of kCount rows.
 template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], const unsigned char* left,
                                               const unsigned char* tile) {
+  const uint64_t left_begin = tile_descriptor(left, 0, kEightRows), tile_begin = tile_descriptor(tile, 0, kEightRows);
   multiply_fence();
 #pragma unroll
   for (int column = 0; column < kWidth; column += 16) {
     const int box = column / kBoxColumns * kRowBytes, within = column % kBoxColumns * 2;
-    multiply_tiles(Type{}, sums, tile_descriptor(left + box * kRows + within, 0, kEightRows),
-                   tile_descriptor(tile + box * kCount + within, 0, kEightRows), column > 0);
+    multiply_tiles(Type{}, sums, advance(left_begin, box * kRows + within), advance(tile_begin, box * kCount + within),
+                   column > 0);
   }
   multiply_commit();
 }
@@ -189,12 +196,12 @@ __device__ __forceinline__ void load_held(uint32_t (&left)[kWidth / 16][4], cons
 template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], const uint32_t (&left)[kWidth / 16][4],
                                               const unsigned char* tile) {
+  const uint64_t begin = tile_descriptor(tile, 0, kEightRows);
   multiply_fence();
 #pragma unroll
   for (int column = 0; column < kWidth; column += 16) {
     const int box = column / kBoxColumns * kRowBytes, within = column % kBoxColumns * 2;
-    multiply_tiles(Type{}, sums, left[column / 16], tile_descriptor(tile + box * kCount + within, 0, kEightRows),
-                   column > 0);
+    multiply_tiles(Type{}, sums, left[column / 16], advance(begin, box * kCount + within), column > 0);
   }
   multiply_commit();
 }
@@ -203,11 +210,11 @@ __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], cons
 template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], const uint32_t (&left)[kCount / 16][4],
                                               const unsigned char* tile) {
+  const uint64_t begin = tile_descriptor(tile, kCount * kRowBytes, kEightRows);
   multiply_fence();
 #pragma unroll
   for (int k = 0; k < kCount / 16; ++k) {
-    multiply_by_values(Type{}, sums, left[k],
-                       tile_descriptor(tile + 16 * k * kRowBytes, kCount * kRowBytes, kEightRows));
+    multiply_by_values(Type{}, sums, left[k], advance(begin, 16 * k * kRowBytes));
   }
   multiply_commit();
 }
