@@ -135,6 +135,7 @@ template <int kCount, int kWidth>
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
   constexpr int kColumnBytes = kCount * kRowBytes;
   for (int column = 0; column < kWidth / kBoxColumns; ++column) {
+#pragma unroll 1  // seldom executed, and in the middle of the loops over tiles
     for (int at = rows * kRowBytes + 16 * (threadIdx.x - kGroup); at < kColumnBytes; at += 16 * kGroup * kConsumers) {
       *reinterpret_cast<uint4*>(tile + column * kColumnBytes + at) = make_uint4(0, 0, 0, 0);
     }
