@@ -7,7 +7,8 @@ namespace aura {
 namespace cuda {
 namespace sm90 {
 
-inline constexpr int kTileRows = 64, kStages = 3;
+// dq holds a tile until the next one is multiplied, and meanwhile waits for the one after: a fourth is what comes ahead.
+inline constexpr int kTileRows = 64, kStages = 4;
 
 // In shared memory: 128 rows of two tensors that a block holds (keys and values, or queries and their gradients), tiles
 // of the other two as they come, and a gradient on its way out.
