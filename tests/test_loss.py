@@ -258,6 +258,22 @@ def test_compiled(precision):
         torch.testing.assert_close(compiled(hidden, weight, targets), step(hidden, weight, targets))
 
 
+def test_another_number_of_rows_is_not_compiled_anew():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    weight = example(1, 13)[1]
+    step = torch.compile(lambda hidden, targets: linear_cross_entropy(hidden, weight, targets), fullgraph=True,
+                         dynamic=True, backend=backend)
+    for rows in (5, 8, 21):
+        hidden, _, targets = example(rows, 13)
+        torch.testing.assert_close(step(hidden, targets), linear_cross_entropy(hidden, weight, targets))
+    assert len(graphs) == 1
+
+
 def test_distributed_data_parallel(tmp_path):
     class Tied(torch.nn.Module):
         def __init__(self):

@@ -98,7 +98,7 @@ def _check(hidden, weight, targets):
 def _empty_results(hidden, weight, hidden_gradient, weight_gradient):
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     return (hidden.new_empty((), dtype=dtype), hidden.new_empty(hidden.shape if hidden_gradient else 0),
-            weight.new_empty(weight.shape if weight_gradient else 0), hidden.new_empty(len(hidden), dtype=dtype))
+            weight.new_empty(weight.shape if weight_gradient else 0), hidden.new_empty(hidden.shape[:1], dtype=dtype))
 
 
 _linear_cross_entropy = library.custom_op("aura::linear_cross_entropy", _in_chunks, mutates_args=(),
