@@ -300,8 +300,10 @@ def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if any("Python.h" in line for line in lines):
         return "faltan las cabeceras de Python (en Debian y Ubuntu: apt install python3-dev)"
-    told = (line for line in lines if re.search(r"(^|\s)error: |undefined reference|cannot find", line))
-    return next(told, lines[-1] if lines else "sin mensaje")
+    told = next((line for line in lines if re.search(r"(^|\s)error: |undefined reference|cannot find", line)), None)
+    # ninja repeats the command that failed; what it said, if anything, comes after.
+    said = re.search(r"^FAILED: .*\n.*\n(?!ninja: |FAILED: |\[)\s*(\S.*)", output, re.MULTILINE)
+    return told or (said[1].rstrip() if said else "el compilador no dice por qué; ¿es CXX uno de C++?")
 
 
 def _run_ninja(ninja: str, folder: Path) -> None:
@@ -335,6 +337,8 @@ def run_build(rules: str, output: str, target: Path) -> None:
         built = Path(folder, output)
         Path(folder, "build.ninja").write_bytes(os.fsencode(rules))  # folders as the system names them
         _run_ninja(ninja, Path(folder))
+        if not built.exists():
+            raise Unavailable("el compilador no ha dejado nada; ¿es CXX uno de C++?")
         with open(built, "rb+") as file:
             os.fsync(file.fileno())
         os.rename(built, target)
@@ -349,6 +353,8 @@ def _import_file(path: Path) -> ModuleType:
     if MODULE in sys.modules:  # a second import would register its operators twice, which ends the process
         return sys.modules[MODULE]
     wanted, present = _mark(path, TORCH_MARK), _version(find_torch())
+    if not wanted:
+        raise Unavailable(f"{path} está dañado: bórrelo y se compilará otra vez")
     if wanted != WITHOUT_TORCH:
         if wanted != present:
             raise Unavailable(
@@ -377,8 +383,9 @@ def _ahead_of_time() -> Path | None:
 def _remove_unused_builds(newest: Path) -> None:
     """Remove what nobody has loaded for long; to load a build is to touch it."""
     for built in newest.parent.parent.glob("[0-9a-f]" * 20 + "/" + newest.name):
-        if time.time() - built.stat().st_mtime > UNUSED_BUILD_S:
-            shutil.rmtree(built.parent, ignore_errors=True)
+        with suppress(OSError):  # another builder removes the same ones
+            if time.time() - built.stat().st_mtime > UNUSED_BUILD_S:
+                shutil.rmtree(built.parent, ignore_errors=True)
 
 
 def _just_in_time() -> Path:
@@ -391,12 +398,18 @@ def _just_in_time() -> Path:
 def built_once(key: str, output: str, make: Callable[[Path], None]) -> Path:
     """The file `output` of the build of this key; make(its path) where there is none, one process at a time."""
     target = build_folder(key) / output
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / "lock"):
-            if not target.exists():
-                make(target)
-                _remove_unused_builds(target)
+    try:
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(target.parent / "lock"):
+                if not target.exists():
+                    make(target)
+                    _remove_unused_builds(target)
+    except OSError as problem:
+        from aura.files import explain  # setup.py reads this file alone
+
+        raise Unavailable(f"no se puede compilar en {str(target.parent)!r}: {explain(problem)}; defina AURA_BUILD_DIR "
+                          "con otra carpeta") from problem
     with suppress(OSError):  # another user's, or read only
         os.utime(target)
     return target

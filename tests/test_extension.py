@@ -135,6 +135,18 @@ def test_an_environment_that_makes_no_sense_is_one_line_too(tmp_path, change, to
     assert out.startswith("False\n") and told in err and len(err.splitlines()) == 1, err
 
 
+@needs_jit
+@pytest.mark.parametrize("folder, told", [("file", "una parte de la ruta no es una carpeta"),
+                                          ("x" * 300, "el nombre es demasiado largo")])
+def test_a_folder_that_cannot_hold_builds_is_named_with_the_way_out(tmp_path, workshop, folder, told):
+    environment, log, _ = workshop
+    (tmp_path / "file").touch()
+    out, err = finish(start({**environment, "AURA_BUILD_DIR": str(tmp_path / folder)}))
+    assert out.startswith("False\n")
+    assert str(tmp_path / folder) in err and told in err and "defina AURA_BUILD_DIR" in err
+    assert len(err.splitlines()) == 1 and not log.exists()
+
+
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     def nobody():
         raise RuntimeError("Could not determine home directory.")
@@ -156,6 +168,20 @@ def test_compile_error_is_told_in_its_own_words(tmp_path, workshop):
     assert announced.startswith("Se compila") and "error: no such luck" in warning
     [build] = (path for path in Path(environment["AURA_BUILD_DIR"]).iterdir() if path.is_dir())
     assert [path.name for path in build.iterdir()] == ["lock"]
+
+
+@needs_jit
+@pytest.mark.parametrize("script, told", [("exit 1", "error al compilar: el compilador no dice por qué"),
+                                          ("echo 'nvcc fatal: unknown option'; echo more; exit 1",
+                                           "error al compilar: nvcc fatal: unknown option\n"),
+                                          ("exit 0", "el compilador no ha dejado nada")])
+def test_a_command_that_is_no_compiler_is_told_in_one_line(workshop, script, told):
+    environment, _, _ = workshop
+    Path(environment["CXX"]).write_text(f"#!/bin/sh\n{script}\n")
+    out, err = finish(start(environment))
+    assert out.startswith("False\n")
+    announced, warning = err.splitlines(keepends=True)
+    assert announced.startswith("Se compila") and told in warning
 
 
 @pytest.mark.parametrize("header,flag", [("#error C++17 or later compatible compiler", "-std=c++17"),
@@ -292,20 +318,23 @@ def test_stale_module_built_at_installation_is_passed_over(tmp_path, monkeypatch
     assert extension._ahead_of_time() == built
 
 
-def test_module_of_another_torch_is_refused_with_the_reason(tmp_path):
+@pytest.mark.parametrize("content, told", [
+    ('e.HASH_MARK + b"0\\0" + e.TORCH_MARK + b"2.0.0\\0"',
+     "se compiló para torch 2.0.0, y el de aquí es .*--no-build-isolation"),
+    ('b""', "está dañado: bórrelo")])
+def test_module_of_another_torch_or_none_is_refused_with_the_reason(tmp_path, content, told):
     """Where there are no sources to build another one from, as in site-packages."""
     code = f"""
 from pathlib import Path
 from aura import extension as e
 folder = Path({str(tmp_path)!r})
 built = folder / ("_C" + e.importlib.machinery.EXTENSION_SUFFIXES[0])
-built.write_bytes(e.HASH_MARK + b"0\\0" + e.TORCH_MARK + b"2.0.0\\0")
+built.write_bytes({content})
 e.__file__, e.CSRC = str(folder / "extension.py"), folder / "absent"
 """ + LOAD.partition("; ")[2]
     out, err = finish(start({**os.environ, "AURA_EXTENSION": ""}, code))
     assert out.startswith("False\n")
-    assert "se compiló para torch 2.0.0, y el de aquí es " in err and "--no-build-isolation" in err
-    assert len(err.splitlines()) == 1
+    assert re.search(told, err) and len(err.splitlines()) == 1
 
 
 def test_installation_builds_if_there_is_a_compiler(tmp_path, workshop):
@@ -331,6 +360,9 @@ def test_builds_nobody_loads_are_removed(tmp_path):
         os.utime(folder / extension.OUTPUT, (long_ago, long_ago))
     extension._remove_unused_builds(newest / extension.OUTPUT)
     assert sorted(tmp_path.iterdir()) == [newest, recent, foreign]
+    (recent / extension.OUTPUT).unlink()
+    (recent / extension.OUTPUT).symlink_to("gone")  # as where another builder removes the same one meanwhile
+    extension._remove_unused_builds(newest / extension.OUTPUT)
 
 
 def module_with_ops():
