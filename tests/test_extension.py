@@ -360,9 +360,15 @@ def test_builds_nobody_loads_are_removed(tmp_path):
         os.utime(folder / extension.OUTPUT, (long_ago, long_ago))
     extension._remove_unused_builds(newest / extension.OUTPUT)
     assert sorted(tmp_path.iterdir()) == [newest, recent, foreign]
-    (recent / extension.OUTPUT).unlink()
-    (recent / extension.OUTPUT).symlink_to("gone")  # as where another builder removes the same one meanwhile
-    extension._remove_unused_builds(newest / extension.OUTPUT)
+
+
+def test_a_build_that_another_builder_removes_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    newest, other = (tmp_path / (digit * 20) / extension.OUTPUT for digit in "01")
+    other.parent.mkdir()
+    other.touch()
+    monkeypatch.setattr(extension.time, "time", lambda: other.unlink())
+    extension._remove_unused_builds(newest)
+    assert not other.exists()
 
 
 def module_with_ops():
