@@ -36,7 +36,9 @@ struct AttentionInputs {
 struct AttentionForward {
   AttentionInputs in;
   void* out;  // [B, T, H, D], contiguous
-  void* lse;  // [B, T, H]: natural logarithm of the sum of exponentials; float, double for double
+  // [B, T, H]: logarithm of the sum of exponentials, to base 2 as the kernels compute: a change of base would round what
+  // backward takes powers of. Float, double for double.
+  void* lse;
 };
 
 struct AttentionBackward {

@@ -70,7 +70,7 @@ def test_philox_is_the_published_generator():
 
 
 def reference(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):
-    """(output [B, T, H, D], log-sum-exp [B, T, H]) by the formula, in float64, differentiable."""
+    """(output [B, T, H, D], log-sum-exp [B, T, H] to base 2) by the formula, in float64, differentiable."""
     shape = q.shape
     q, k, v = (x.double() for x in (q, k, v))
     if cu_seqlens is not None:
@@ -102,7 +102,7 @@ def reference(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):
         weights = weights * kept.gather(3, place) / (1 - round(dropout * 65536) / 65536)
     v = v.masked_fill((~seen).all(2)[:, 0, :, None, None], 0.0)  # padding, whatever it holds, counts nothing
     out = torch.einsum("bhts,bshd->bthd", weights, v)
-    lse = lse.masked_fill(blind, -math.inf).squeeze(-1).transpose(1, 2)
+    lse = lse.masked_fill(blind, -math.inf).squeeze(-1).transpose(1, 2) / math.log(2)
     return out.reshape(shape), lse.reshape(shape[:3])
 
 
@@ -352,6 +352,17 @@ def test_huge_logits(causal, dtype):
     agree((q, k, v), causal, scale=scale, limit=limit)
     for sign in (1, -1):  # identical logits of +-1e4
         agree((torch.full_like(q, 100.0), torch.full_like(q, sign * 100 / 32), v), causal, scale=1.0, limit=limit)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_logits_so_huge_that_one_key_alone_counts_lose_no_digits(causal):
+    """A weight of 1 is 1 in backward too, however large the logit that made it."""
+    q, k, v = qkv(1, 100, 2, 64)
+    inputs = [x.requires_grad_() for x in (q * 1e4, k, v)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    dout = normal(*q.shape, seed=9)
+    got = torch.autograd.grad(ops.attention(*inputs, causal, 0.125, *NONE)[0], v, dout)[0]
+    close(got, torch.autograd.grad(reference(*exact, causal, 0.125, *NONE)[0], exact[2], dout.double())[0], 1e-6)
 
 
 def test_huge_logits_in_bfloat16():

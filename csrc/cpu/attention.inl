@@ -24,7 +24,6 @@ template <typename T>
 constexpr int kQueryBlock = kVectors* kWidth<T>;
 
 constexpr double kLog2E = 1.44269504088896340736;
-constexpr double kLn2 = 0.69314718055994530942;
 
 template <typename T>
 constexpr T kInfinity = static_cast<T>(__builtin_inf());
@@ -430,8 +429,7 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
     if (i % W == 0) {
       using V = Vec<C>;
       const V sum = load<V>(softmax.sum + i);
-      const V natural = (load<V>(softmax.maximum + i) + log2(sum)) * C(kLn2);
-      store(softmax.sum + i, sum == 0 ? splat<V>(-kInfinity<C>) : natural);
+      store(softmax.sum + i, sum == 0 ? splat<V>(-kInfinity<C>) : load<V>(softmax.maximum + i) + log2(sum));
     }
     lse[i * in.heads] = softmax.sum[i];
   }
@@ -470,7 +468,7 @@ template <typename C>
 struct QueryBlock {
   C *q_rows, *dout_rows;  // [query][d]
   C *q, *dout;            // [d][query]; q times scale * log2(e)
-  C *lse, *delta;         // [query]: log-sum-exp in units of log2, and the sum over d of dout * out
+  C *lse, *delta;         // [query]: log-sum-exp, and the sum over d of dout * out
 };
 
 template <typename T, typename C>
@@ -499,7 +497,7 @@ void load_queries(const AttentionBackward& job, const Sequence& sequence, int64_
     to.delta[i] = sum_lanes<C>(sum);
     // A query that sees no key, or a lane without a query, gets weights of 2^(x - inf) = 0.
     const C value = i < queries ? lse[i * in.heads] : -kInfinity<C>;
-    to.lse[i] = value == -kInfinity<C> ? kInfinity<C> : value * C(kLog2E);
+    to.lse[i] = value == -kInfinity<C> ? kInfinity<C> : value;
   }
 }
 

@@ -29,7 +29,7 @@ constexpr int kRows = 128;
 // Of a block whose warps have kTall times 16 rows.
 template <int kTall>
 constexpr int kThreadsOf = 32 * (kRows / (16 * kTall));
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+constexpr float kLog2E = 1.44269504f;
 
 template <typename T>
 struct View {

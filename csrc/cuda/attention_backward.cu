@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   if (row < rows && eight == 0) {
     const int64_t head = row % heads, query = row / heads % queries, batch = row / heads / queries;
     const float lse = gradients.lse[row];
-    const Statistics result{lse == -INFINITY ? INFINITY : lse * kLog2E, delta};
+    const Statistics result{lse == -INFINITY ? INFINITY : lse, delta};
     gradients.statistics[(batch * heads + head) * queries + query] = result;
   }
 }

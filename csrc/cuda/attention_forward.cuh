@@ -139,7 +139,7 @@ __device__ __forceinline__ void write_output(const Problem& problem, const Place
       if (lane % 4 == 0 && lane / 4 + 8 * r < rows) {
         const float log2_sum = softmax.base_score[2 * t + r] * scale + log2f(sum);
         lse[flat_row(problem, place, first + lane / 4 + 8 * r) * problem.heads + place.head] =
-            sum == 0.0f ? -INFINITY : log2_sum * kLn2;
+            sum == 0.0f ? -INFINITY : log2_sum;
       }
     }
     uint16_t* const to = out + flat_row(problem, place, first) * stride + place.head * kWidth;
