@@ -164,6 +164,21 @@ def test_the_time_limit_and_no_more_requeues_than_asked_for(cluster, overdue):
     assert output.count("guardado 10") == 4, output  # each process as long as it takes, though another left before
 
 
+def test_a_task_of_an_array_comes_back_alone(cluster, tmp_path):
+    """Slurm takes the number of an array's last task for that of the array."""
+    (tmp_path / "tarea.py").write_text("""
+import os, sys, time
+again, last = "SLURM_RESTART_COUNT" in os.environ, os.environ["SLURM_ARRAY_TASK_ID"] == "1"
+time.sleep(3 * last)
+sys.exit(138 * (last and not again))
+""")
+    job = cluster.submit("--array=0-1", JOB, "--a", "b", cwd=tmp_path, SCRIPT="tarea.py", PYTHON=sys.executable)
+    cluster.wait(f"{job}_1", "COMPLETED", "FAILED")
+    shown = [cluster.shown(f"{job}_{task}") for task in (0, 1)]
+    log = "".join(path.read_text() for path in tmp_path.glob("*.out"))
+    assert [(task["JobState"], task["Restarts"]) for task in shown] == [("COMPLETED", "0"), ("COMPLETED", "1")], log
+
+
 def test_without_sbatch(tmp_path):
     done = subprocess.run([JOB], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=20)
     assert done.returncode == 2 and done.stderr.startswith("error: este fichero se envía con sbatch"), done.stderr
