@@ -97,6 +97,13 @@ cli.run(main)
     assert run([path], tmp_path) == (2, "anteserror: el valor 7 no sirve; use 8\n")
 
 
+def test_a_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
+    program = "import signal, aura.cli\nsignal.raise_signal(signal.{})\n1 / 0"
+    assert run(["-c", program.format("SIGINT")], tmp_path, fresh=True) == (-2, "Interrumpido.\n")
+    code, output = run(["-c", program.format("SIGCHLD")], tmp_path)
+    assert code == 1 and "Traceback" in output and "ZeroDivisionError" in output
+
+
 @pytest.mark.parametrize("spoken, variables", [
     (True, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0"}),  # the first of the second machine
     (False, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1"}),
