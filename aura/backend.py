@@ -54,7 +54,8 @@ def choose_libuv():
     if "USE_LIBUV" in os.environ:
         return
     try:
-        c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        with quiet_stderr():
+            c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
     except RuntimeError as problem:
         if "libuv" not in str(problem):
             raise

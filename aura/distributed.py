@@ -336,7 +336,8 @@ def session(args, before_group=None):
             # What the last backward sent is freed by gloo's threads, which need the GIL for it; whoever frees the group
             # joins them and holds the GIL. So they get it once more, or both would wait for ever.
             time.sleep(THREADS_SECONDS)
-        if dist.store is not None and isinstance(sys.exc_info()[1], Exception):
+        if dist.store is not None and isinstance(problem := sys.exc_info()[1], Exception) \
+                and not isinstance(problem, RankTaken):
             _say_farewell(dist)
         os.environ.clear()
         os.environ.update(before)
@@ -364,7 +365,7 @@ def _failures_told(dist):
     """Tell the others why we leave, and turn a broken collective into one line that says who left and why."""
     try:
         yield
-    except PeerLost:
+    except (PeerLost, RankTaken):
         raise
     except (UserError, TrainingFault) as problem:
         dist.post_failure(problem)
@@ -383,19 +384,41 @@ def is_communication_error(problem):
     return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
 
 
+class RankTaken(UserError):
+    """Another process is this one's rank: nothing that the group has to hear of, which may be at work."""
+
+
 def _join(place, dist, args):
     """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "world_size", "arguments"}} of
-    those that came in time, and at once when one of them counts on another number of processes."""
+    those that came in time, and at once when one of them counts on another number of processes. Raises RankTaken where
+    the same order was typed twice."""
     address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
-    store.set(f"joined/{place.rank}", json.dumps({"host": socket.gethostname(), "address": address,
-                                                  "node": os.environ.get("SLURMD_NODENAME"),
-                                                  "world_size": place.world_size,
-                                                  "arguments": _compared(args)}))
+    own, key = uuid.uuid4().hex, f"joined/{place.rank}"
+    mine = json.dumps({"process": own, "host": socket.gethostname(), "address": address,
+                       "node": os.environ.get("SLURMD_NODENAME"), "world_size": place.world_size,
+                       "arguments": _compared(args)})
     deadline = time.monotonic() + dist.timeout
+
+    def taken(other):
+        other = json.loads(other)
+        return RankTaken(f"otro proceso, en la máquina {other['host']} ({other['address']}), dice que es el rango "
+                         f"{place.rank}, como este: dé a cada uno su número (RANK, NODE_RANK o --node_rank)")
 
     def wait():
         came = {}
+        if store.check(["complete"]):
+            raise RankTaken(f"el grupo de {place.master_addr}:{place.master_port}, de {store.get('complete').decode()} "
+                            f"procesos, está completo y en marcha sin este, el rango {place.rank} de "
+                            f"{place.world_size}: si se lanzó dos veces la misma orden, deje una; si es otro "
+                            "entrenamiento, elija otro --master-port (o MASTER_PORT) en todas")
+        store.set(key, mine)
         while True:
+            if (latest := store.get(key).decode()) != mine:  # who came after us waits as well, and is told
+                store.set(f"taken/{json.loads(latest)['process']}", mine)
+                time.sleep(3 * POLL_SECONDS)
+                raise taken(latest)
+            if store.check([f"taken/{own}"]):
+                raise taken(store.get(f"taken/{own}"))
             came |= {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
                      if rank not in came and store.check([f"joined/{rank}"])}
             apart = any(peer.get("world_size", place.world_size) != place.world_size for peer in came.values())
@@ -404,7 +427,8 @@ def _join(place, dist, args):
             time.sleep(POLL_SECONDS)
 
     try:
-        return within(dist.timeout + FAREWELL_SECONDS, wait)
+        with backends.quiet_stderr():
+            return within(dist.timeout + FAREWELL_SECONDS, wait)
     except TimeoutError as problem:
         raise PeerLost(f"el rango 0, en {place.master_addr}:{place.master_port}, dejó de contestar: mire en su máquina "
                        "si el proceso está parado o bloqueado") from problem
@@ -487,6 +511,8 @@ def _start_group(dist, place, peers, wanted):
                         "TCP entre las máquinas, y no solo ese puerto, o elija otra red con GLOO_SOCKET_IFNAME"
                         ) from problem
     dist.devices = dist.gather_objects(dist.device.type)
+    if dist.main:
+        dist.store.set("complete", str(place.world_size))
     dist.print_each(f"rank={dist.rank} local_rank={dist.local_rank} world_size={dist.world_size} "
                     f"backend={dist.backend} dispositivo={dist.device} ({backends.device_name(dist.device)}) "
                     f"máquina={peers[dist.rank]['host']} según {place.source}")

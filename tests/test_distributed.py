@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -140,6 +141,27 @@ def test_a_missing_rank_is_named_in_time(tmp_path):
                        MASTER_PORT=free_port())
     assert code == 2 and "faltan los rangos 1, 2 de 3" in output and output.count("\n") == 1
     assert time.monotonic() - started < 40
+
+
+def test_an_order_that_is_typed_twice_is_refused_and_harms_nobody(tmp_path):
+    path = program(tmp_path, "while dist.sum([not os.path.exists('ya')])[0]:\n    pass\nassert not dist.failure()")
+    port = free_port()
+
+    def start(rank):
+        return stack.enter_context(Process([path], tmp_path, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=3,
+                                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+
+    with ExitStack() as stack:
+        first, *twice = [start(rank) for rank in (0, 1, 1)]
+        for code, output in [process.finish(15) for process in twice]:
+            assert code == 2 and "(127.0.0.1), dice que es el rango 1, como este: " in output, output
+        group = [first, start(1), start(2)]
+        first.wait_for("world_size=3")
+        for rank in (0, 1, 2):
+            code, output = start(rank).finish(15)
+            assert code == 2 and ("en uso" if rank == 0 else "completo y en marcha sin este, el rango") in output
+        (tmp_path / "ya").touch()
+        assert [process.finish(15)[0] for process in group] == [0] * 3
 
 
 def test_an_unreachable_master_is_named_in_time(tmp_path):
