@@ -23,8 +23,9 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 1024;  // of a block, at most
-constexpr int kBatch = 2;       // vectors a thread has under way
+constexpr int kBatch = 4;       // vectors a thread has under way
 constexpr float kLog2E = 1.44269504f;
+constexpr double kLn2 = 0.69314718055994530942;
 
 template <typename T>
 constexpr int kCount = 16 / kBytes<T>;
@@ -34,31 +35,29 @@ constexpr int kCount = 16 / kBytes<T>;
 // `before` elements, `vectors` of 16 bytes from an address of so many on, and the rest.
 template <typename T>
 struct Parts {
-  int64_t before, vectors, single;
+  int before, vectors, single;
 
-  __device__ __forceinline__ Parts(const void* row, int64_t classes) {
-    const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % 16 / kBytes<T>);
-    const int64_t missing = (kCount<T> - past) % kCount<T>;
+  __device__ __forceinline__ Parts(const void* row, int classes) {
+    const int past = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / kBytes<T>);
+    const int missing = (kCount<T> - past) % kCount<T>;
     before = missing < classes ? missing : classes;
     vectors = (classes - before) / kCount<T>;
     single = classes - vectors * kCount<T>;  // fewer than there are threads
   }
-  __device__ __forceinline__ int64_t column(int64_t vector) const { return before + vector * kCount<T>; }
-  __device__ __forceinline__ int64_t single_column(int64_t i) const {
-    return i < before ? i : vectors * kCount<T> + i;
-  }
+  __device__ __forceinline__ int column(int vector) const { return before + vector * kCount<T>; }
+  __device__ __forceinline__ int single_column(int i) const { return i < before ? i : vectors * kCount<T> + i; }
 };
 
 // Calls body(column, vector) for all vectors and single elements of this thread.
 template <typename T, typename Body>
-__device__ __forceinline__ void sweep(const void* row, int64_t classes, const Body& body) {
+__device__ __forceinline__ void sweep(const void* row, int classes, const Body& body) {
   const Parts<T> parts(row, classes);
-  const int64_t thread = threadIdx.x, step = blockDim.x;
-  if (thread < parts.single) {
-    const int64_t column = parts.single_column(thread);
-    body(column, load<T, 1>(row, column, InOrder{}));
-  }
-  for (int64_t first = thread; first < parts.vectors; first += kBatch * step) {
+  const int thread = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+  // Under way with the first vectors: the block would wait for it by itself.
+  const bool has_single = thread < parts.single;
+  Vector<T, 1> single{};
+  if (has_single) single = load<T, 1>(row, parts.single_column(thread), InOrder{});
+  for (int first = thread; first < parts.vectors; first += kBatch * step) {
     Vector<T, kCount<T>> x[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -69,42 +68,45 @@ __device__ __forceinline__ void sweep(const void* row, int64_t classes, const Bo
       if (first + i * step < parts.vectors) body(parts.column(first + i * step), x[i]);
     }
   }
+  if (has_single) body(parts.single_column(thread), single);
 }
 
 template <typename T>
-__device__ __forceinline__ void clear(void* row, int64_t classes) {
+__device__ __forceinline__ void clear(void* row, int classes) {
   const Parts<T> parts(row, classes);
-  const int64_t thread = threadIdx.x;
+  const int thread = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
   if (thread < parts.single) store(row, parts.single_column(thread), Vector<T, 1>{});
-  for (int64_t i = thread; i < parts.vectors; i += blockDim.x) store(row, parts.column(i), Vector<T, kCount<T>>{});
+  for (int i = thread; i < parts.vectors; i += step) store(row, parts.column(i), Vector<T, kCount<T>>{});
 }
 
 // ---- Cross-entropy -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float exponential(float x, float shift) { return exp2_fast((x - shift) * kLog2E); }
+// exp(x) / 2^shift, in one multiplication and addition.
+__device__ __forceinline__ float exponential(float x, float shift) { return exp2_fast(fmaf(x, kLog2E, -shift)); }
 
-// The largest of some logits, which is never a NaN, and the sum of exp(x - largest), which is one where a logit is.
+// The largest of some logits, times kLog2E, which is never a NaN, and the sum of exp(x) / 2^largest, which is one where
+// a logit is.
 struct Seen {
   float largest = -INFINITY, sum = 0;
 
   template <typename T, int kElements>
   __device__ __forceinline__ void add(const Vector<T, kElements>& x) {
-    float grown = largest;
+    float most = x[0];
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) grown = x[i] > grown ? x[i] : grown;
+    for (int i = 1; i < kElements; ++i) most = fmaxf(most, x[i]);
+    const float grown = fmaxf(largest, most * kLog2E);
     const float shift = grown == -INFINITY ? 0.0f : grown;  // nothing but -inf so far: each adds 0, and not a NaN
     float more = 0;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) more += exponential(x[i], shift);
-    sum = sum * exponential(largest, shift) + more;
+    sum = sum * exp2_fast(largest - shift) + more;
     largest = grown;
   }
 };
 
 // Calls body(i) where element i of a vector at `column` is the target's.
 template <typename T, int kElements, typename Body>
-__device__ __forceinline__ void at_target(const Vector<T, kElements>&, int64_t column, int64_t target,
-                                          const Body& body) {
+__device__ __forceinline__ void at_target(const Vector<T, kElements>&, int column, int target, const Body& body) {
   if (target < column || target >= column + kElements) return;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
@@ -113,8 +115,8 @@ __device__ __forceinline__ void at_target(const Vector<T, kElements>&, int64_t c
 }
 
 template <typename T, int kElements>
-__device__ __forceinline__ void gradient(void* row, int64_t column, int64_t target, const Vector<T, kElements>& x,
-                                         float shift, float scale) {
+__device__ __forceinline__ void gradient(void* row, int column, int target, const Vector<T, kElements>& x, float shift,
+                                         float scale) {
   float d[kElements];
 #pragma unroll
   for (int i = 0; i < kElements; ++i) d[i] = exponential(x[i], shift) * scale;
@@ -125,32 +127,34 @@ __device__ __forceinline__ void gradient(void* row, int64_t column, int64_t targ
 template <typename T>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyRows a, int64_t rows) {
   RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
+  const int classes = static_cast<int>(a.classes);
   for (int64_t i = blockIdx.x; i < rows; i += gridDim.x) {
     void* row = static_cast<unsigned char*>(a.logits) + i * a.row_stride * kBytes<T>;
-    const int64_t target = a.targets[i];
-    if (target == a.ignore_index) {
+    const int64_t given = a.targets[i];
+    if (given == a.ignore_index) {
       if (threadIdx.x == 0) a.losses[i] = 0;
-      if (a.gradient) clear<T>(row, a.classes);
+      if (a.gradient) clear<T>(row, classes);
       continue;
     }
     // The host cannot look without waiting for the device.
-    assert(target >= 0 && target < a.classes && "a target is neither a class nor ignored");
+    assert(given >= 0 && given < a.classes && "a target is neither a class nor ignored");
+    const int target = static_cast<int>(given);
 
     Seen seen;
     bool mine = false;  // the target's logit, which is read before any thread writes its gradient
     float logit = 0;
-    sweep<T>(row, a.classes, [&](int64_t column, const auto& x) {
+    sweep<T>(row, classes, [&](int column, const auto& x) {
       seen.add(x);
       at_target(x, column, target, [&](int at) { mine = true, logit = x[at]; });
     });
     float largest[1] = {seen.largest};
     across.max(largest);
-    float sum[1] = {seen.sum * exponential(seen.largest, largest[0])};
+    float sum[1] = {seen.sum * exp2_fast(seen.largest - largest[0])};
     across.sum(sum);
-    if (mine) a.losses[i] = logf(sum[0]) + (static_cast<double>(largest[0]) - logit);
+    if (mine) a.losses[i] = logf(sum[0]) + kLn2 * (largest[0] - static_cast<double>(kLog2E) * logit);
     if (!a.gradient) continue;
     const float scale = 1.0f / sum[0];
-    sweep<T>(row, a.classes, [&](int64_t column, const auto& x) {
+    sweep<T>(row, classes, [&](int column, const auto& x) {
       gradient(row, column, target, x, largest[0], scale);
     });
   }
@@ -165,6 +169,7 @@ const char* queue(const CrossEntropyRows& a, int64_t rows, void* stream) {
 
 const char* cross_entropy(const CrossEntropyRows& a, int64_t rows, Element element, void* stream) {
   if (rows == 0) return nullptr;
+  if (a.classes > INT_MAX / 2) return "more classes than a row may have";
   return with_element(element, [&](auto t) { return queue<decltype(t)>(a, rows, stream); });
 }
 
