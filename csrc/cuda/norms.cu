@@ -41,10 +41,10 @@ struct Types {
 
 // Dropout of the elements column .. column + kCount of a row; a vector lies within one counter's eight numbers.
 template <int kCount>
-__device__ __forceinline__ void drop(const Dropout& dropout, float scale, int64_t row, int64_t column,
+__device__ __forceinline__ void drop(const Dropout& dropout, float scale, int64_t row, uint32_t column,
                                      float (&values)[kCount]) {
   if (dropout.threshold == 0) return;
-  const uint4 bits = philox<1>(dropout.seed, static_cast<uint32_t>(row), static_cast<uint32_t>(column / 8), 0, 1);
+  const uint4 bits = philox<1>(dropout.seed, static_cast<uint32_t>(row), column / 8, 0, 1);
   const int first = kCount == 8 ? 0 : static_cast<int>(column % 8);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void drop(const Dropout& dropout, float scale, int64_
 
 // residual + dropout(x), rounded as it is stored: backward will see no other.
 template <typename X, typename R, int kCount>
-__device__ __forceinline__ Vector<R, kCount> add(const NormForward& a, float scale, int64_t row, int64_t column,
+__device__ __forceinline__ Vector<R, kCount> add(const NormForward& a, float scale, int64_t row, uint32_t column,
                                                  const Vector<R, kCount>& residual, const Vector<X, kCount>& x) {
   float values[kCount];
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ Vector<R, kCount> add(const NormForward& a, float sca
 }
 
 template <typename W, typename R, int kCount>
-__device__ __forceinline__ void normalise(const NormForward& a, int64_t row, int64_t column,
+__device__ __forceinline__ void normalise(const NormForward& a, int64_t at, int64_t column,
                                           const Vector<R, kCount>& x, float mean, float rstd) {
   const Vector<W, kCount> weight = load<W, kCount>(a.weight, column, InOrder{});
   float y[kCount];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void normalise(const NormForward& a, int64_t row, int
 #pragma unroll
     for (int i = 0; i < kCount; ++i) y[i] += bias[i];
   }
-  store(a.y, row * a.columns + column, to_vector<R>(y));
+  store(a.y, at, to_vector<R>(y));
 }
 
 template <typename R, int kCount>
@@ -123,13 +123,13 @@ __device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vec
 
 // The gradient of what was normalised, rstd * (g - mean(g) - n * mean(g * n)) plus what comes past the norm, and of x.
 template <typename T, int kCount>
-__device__ __forceinline__ void gradient(const NormBackward& a, float scale, int64_t row, int64_t column,
+__device__ __forceinline__ void gradient(const NormBackward& a, float scale, int64_t row, int64_t at, int64_t column,
                                          const Vector<typename T::R, kCount>& x,
-                                         const Vector<typename T::R, kCount>& dy, float mean, float rstd,
+                                         const Vector<typename T::R, kCount>& dy,
+                                         const Vector<typename T::R, kCount>& past, float mean, float rstd,
                                          const float (&means)[2]) {
   using X = typename T::X;
   using R = typename T::R;
-  const int64_t at = row * a.columns + column;
   const Vector<typename T::W, kCount> weight = load<typename T::W, kCount>(a.weight, column, InOrder{});
   float d[kCount];
 #pragma unroll
@@ -137,7 +137,6 @@ __device__ __forceinline__ void gradient(const NormBackward& a, float scale, int
     d[i] = (dy[i] * weight[i] - means[0] - (x[i] - mean) * rstd * means[1]) * rstd;
   }
   if (a.d_new_residual) {
-    const Vector<R, kCount> past = load<R, kCount>(a.d_new_residual, at);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) d[i] += past[i];
   }
@@ -146,7 +145,7 @@ __device__ __forceinline__ void gradient(const NormBackward& a, float scale, int
   if (!a.dx) return;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] = rounded[i];
-  drop(a.dropout, scale, row, column, d);
+  drop(a.dropout, scale, row, static_cast<uint32_t>(column), d);
   store(a.dx, at, to_vector<X>(d));
 }
 
@@ -211,65 +210,68 @@ __device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots
 
 // ---- Rows in registers --------------------------------------------------------------------------------------------
 
+// A row each: as a loop over rows this keeps so many places at hand that two blocks of 512 threads do not fit beside one
+// another, and one alone leaves memory idle while it computes.
 template <typename T, int kCount, int kVectors>
-__global__ void __launch_bounds__(kThreads) forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
+__global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
+    forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
   RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
-  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
-       row += int64_t{gridDim.x} * blockDim.y) {
-    // All loads before the first store: they are under way together.
-    Vector<R, kCount> x[kVectors];
-    Vector<X, kCount> added[kVectors];
+  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, start = row * columns + first;
+  if (row >= rows) return;
+  // All loads before the first store: they are under way together.
+  Vector<R, kCount> x[kVectors];
+  Vector<X, kCount> added[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (first + v * kStep<kCount> >= columns) continue;
+    x[v] = load<R, kCount>(a.residual ? a.residual : a.x, start + v * kStep<kCount>);
+    if (a.residual) added[v] = load<X, kCount>(a.x, start + v * kStep<kCount>);
+  }
+  if (a.residual) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kStep<kCount>;
       if (column >= columns) continue;
-      x[v] = load<R, kCount>(a.residual ? a.residual : a.x, row * columns + column);
-      if (a.residual) added[v] = load<X, kCount>(a.x, row * columns + column);
+      x[v] = add(a, scale, row, column, x[v], added[v]);
+      store(a.new_residual, start + v * kStep<kCount>, x[v]);
     }
-    if (a.residual) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int column = first + v * kStep<kCount>;
-        if (column >= columns) continue;
-        x[v] = add(a, scale, row, column, x[v], added[v]);
-        store(a.new_residual, row * columns + column, x[v]);
-      }
-    }
-    float mean = 0;
-    if (!rms) {
-      float sum[1] = {};
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if (first + v * kStep<kCount> < columns) sum[0] += sum_of(x[v]);
-      }
-      across.sum(sum);
-      mean = sum[0] / static_cast<float>(columns);
-    }
-    float squares[1] = {};
+  }
+  float mean = 0;
+  if (!rms) {
+    float sum[1] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (first + v * kStep<kCount> < columns) squares[0] += squares_of(x[v], mean);
+      if (first + v * kStep<kCount> < columns) sum[0] += sum_of(x[v]);
     }
-    across.sum(squares);
-    const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
+    across.sum(sum);
+    mean = sum[0] / static_cast<float>(columns);
+  }
+  float squares[1] = {};
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int column = first + v * kStep<kCount>;
-      if (column < columns) normalise<typename T::W>(a, row, column, x[v], mean, rstd);
-    }
+  for (int v = 0; v < kVectors; ++v) {
+    if (first + v * kStep<kCount> < columns) squares[0] += squares_of(x[v], mean);
+  }
+  across.sum(squares);
+  const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (first + v * kStep<kCount> >= columns) continue;
+    normalise<typename T::W>(a, start + v * kStep<kCount>, int64_t{first} + v * kStep<kCount>, x[v], mean, rstd);
   }
 }
 
 // A block takes every gridDim-th of the rows. Its sums for dweight stay in registers and those for dbias in shared
-// memory: for both there are not registers enough.
+// memory: for both there are not registers enough. What comes past the norm is loaded with the row while there are:
+// between the sums and the stores, each vector of it would be waited for by itself.
 template <typename T, int kCount, int kVectors>
-__global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, int64_t rows, float scale,
-                                                          float* partials) {
+__global__ void __launch_bounds__(kThreads, 1)
+    backward_rows(const NormBackward a, int64_t rows, float scale, float* partials) {
   using R = typename T::R;
   using W = typename T::W;
+  constexpr bool kEarly = kVectors <= 4;
   RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
   const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + RowReduce::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
@@ -280,13 +282,15 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, 
 
   for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
        row += int64_t{gridDim.x} * blockDim.y) {
-    Vector<R, kCount> x[kVectors], dy[kVectors];
+    const int64_t start = row * columns + first;
+    Vector<R, kCount> x[kVectors], dy[kVectors], past[kEarly ? kVectors : 1];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kStep<kCount>;
       if (column >= columns) continue;
-      x[v] = load<R, kCount>(a.x, row * columns + column);
-      dy[v] = load<R, kCount>(a.dy, row * columns + column);
+      x[v] = load<R, kCount>(a.x, start + v * kStep<kCount>);
+      dy[v] = load<R, kCount>(a.dy, start + v * kStep<kCount>);
+      if (kEarly && a.d_new_residual) past[v] = load<R, kCount>(a.d_new_residual, start + v * kStep<kCount>);
     }
     const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
     const float rstd = static_cast<const float*>(a.rstd)[row];
@@ -297,7 +301,8 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, 
       if (column >= columns) continue;
       float dbias[kCount] = {};
       if (a.mean) slots.get(v, dbias);
-      accumulate(x[v], dy[v], load<W, kCount>(a.weight, column, InOrder{}), mean, rstd, sums, dweight[v], dbias);
+      accumulate(x[v], dy[v], load<W, kCount>(a.weight, int64_t{first} + v * kStep<kCount>, InOrder{}), mean, rstd, sums,
+                 dweight[v], dbias);
       if (a.mean) slots.set(v, dbias);
     }
     across.sum(sums);
@@ -306,7 +311,11 @@ __global__ void __launch_bounds__(kThreads) backward_rows(const NormBackward a, 
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kStep<kCount>;
-      if (column < columns) gradient<T>(a, scale, row, column, x[v], dy[v], mean, rstd, means);
+      if (column >= columns) continue;
+      const int64_t at = start + v * kStep<kCount>;
+      if (!kEarly && a.d_new_residual) past[0] = load<R, kCount>(a.d_new_residual, at);
+      gradient<T>(a, scale, row, at, int64_t{first} + v * kStep<kCount>, x[v], dy[v], past[kEarly ? v : 0], mean, rstd,
+                  means);
     }
   }
 
@@ -336,7 +345,7 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
       for (int64_t column = first; column < a.columns; column += step) {
         const Vector<R, kCount> residual = load<R, kCount>(a.residual, start + column);
         const Vector<X, kCount> x = load<X, kCount>(a.x, start + column);
-        store(a.new_residual, start + column, add(a, scale, row, column, residual, x));
+        store(a.new_residual, start + column, add(a, scale, row, static_cast<uint32_t>(column), residual, x));
       }
     }
     float mean = 0;
@@ -355,7 +364,8 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
     across.sum(squares);
     const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
     for (int64_t column = first; column < a.columns; column += step) {
-      normalise<typename T::W>(a, row, column, load<R, kCount>(from, start + column, InOrder{}), mean, rstd);
+      normalise<typename T::W>(a, start + column, column, load<R, kCount>(from, start + column, InOrder{}), mean,
+                               rstd);
     }
   }
 }
@@ -394,8 +404,10 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
     const float means[2] = {a.mean ? sums[0] / static_cast<float>(a.columns) : 0.0f,
                             sums[1] / static_cast<float>(a.columns)};
     for (int64_t column = first; column < a.columns; column += step) {
-      gradient<T>(a, scale, row, column, load<R, kCount>(a.x, start + column),
-                  load<R, kCount>(a.dy, start + column), mean, rstd, means);
+      Vector<R, kCount> past;
+      if (a.d_new_residual) past = load<R, kCount>(a.d_new_residual, start + column);
+      gradient<T>(a, scale, row, start + column, column, load<R, kCount>(a.x, start + column),
+                  load<R, kCount>(a.dy, start + column), past, mean, rstd, means);
     }
   }
 }
@@ -485,7 +497,9 @@ const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* strea
   if (elements == 16) kernel = count == 1 ? forward_rows<T, 1, 16> : forward_rows<T, kCount, 16 / kCount>;
   if (elements == 32) kernel = forward_rows<T, kCount, 32 / kCount>;
   const dim3 block = block_of(a.columns, elements);
-  return launch(kernel, grid_of(ceil_div(rows, block.y)), block, RowReduce::kSize, stream, a, rows, rms,
+  const int64_t blocks = ceil_div(rows, block.y);
+  if (blocks > INT_MAX) return "more rows than a grid has blocks";
+  return launch(kernel, grid_of(blocks), block, RowReduce::kSize, stream, a, rows, rms,
                 static_cast<float>(a.dropout.scale()));
 }
 
