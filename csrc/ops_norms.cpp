@@ -186,7 +186,7 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
   const int64_t stride = mean.defined() ? 2 * columns : columns;
   if (gpu) {
     const c10::DeviceGuard guard(x.device());  // how many partial sums there are is the card's
-    const Tensor partials = at::empty({gpu->norms.partials(rows, columns), stride}, statistics(x));
+    const Tensor partials = at::empty({gpu->norms.partials(rows, columns, types), stride}, statistics(x));
     void* dbias = saved.has_bias ? out.dbias.mutable_data_ptr() : nullptr;
     on_gpu(gpu, x, op, [&](void* cuda_stream) {
       return gpu->norms.backward(job, rows, types, partials.mutable_data_ptr(), out.dweight.mutable_data_ptr(), dbias,

@@ -66,7 +66,7 @@ def test_norms_of_every_type(kind, dtypes):
 
     if not kind.startswith("add") and dtypes[0] != dtypes[1]:
         pytest.skip("there is no residual")
-    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 776)):
+    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 264), (2, 776)):
         test_norms.compare(norms, kind, test_norms.drawn(kind, rows, columns, dtypes))
     if kind.startswith("add"):
         for columns in (7, 40):
@@ -79,6 +79,7 @@ def test_wide_and_unaligned_rows():
     from aura.fused import norms
 
     test_norms.compare(norms, "add_layer_norm", test_norms.drawn("add_layer_norm", 2, 2056, (BFLOAT16,) * 3))
+    test_norms.compare(norms, "add_rms_norm", test_norms.drawn("add_rms_norm", 1, 8200, (BFLOAT16, FLOAT, FLOAT)))
     test_norms.compare(norms, "layer_norm", test_norms.drawn("layer_norm", 1, 16392, (BFLOAT16,) * 3))
     x = torch.randn(41 * 3 + 1)[1:].view(3, 41)[:, :40].contiguous()
     for operands in ([torch.randn(3 * 40 + 1)[1:].view(3, 40), torch.ones(40)], [x, torch.randn(41)[1:]]):
@@ -353,6 +354,7 @@ def test_rotary_positions():
 
 def test_cross_entropy():
     test_loss.check_rows(only(test_loss.NORM_ERROR), (*test_loss.WIDTHS, 4096))
+    test_loss.check_rows({BFLOAT16: test_loss.NORM_ERROR[BFLOAT16]}, (33_001,))  # more than a block has under way
     none = torch.zeros(0, dtype=torch.int64)
     assert test_loss.CHUNK(torch.zeros(0, 40), none, test_loss.IGNORED, True).shape == (0,)
 

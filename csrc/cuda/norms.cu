@@ -7,7 +7,8 @@
 // row has a block. Rows in registers and a partial sum of dweight for each of the blocks are ideas of NVIDIA's Apex
 // (fast layer norm) and of llm.c.
 //
-// Sums are the same on every card: what is added to what follows from rows and columns alone, and nothing is atomic.
+// Sums are the same in every run on a card: what is added to what follows from rows, columns, element types and how
+// many multiprocessors there are, and nothing is atomic.
 #include "cuda/norms.h"
 
 #include <cuda_runtime.h>
@@ -455,11 +456,13 @@ dim3 block_of(int64_t columns, int elements) {
 }
 
 // As many blocks as a card can run at once, which is as many as its registers hold: they begin and end together. Fewer
-// where each would have too few rows for its partial sums to be little beside them. Reckoned for blocks of 16-bit rows,
-// whatever they are.
-int64_t partials(int64_t rows, int64_t columns) {
+// where each would have too few rows for its partial sums to be little beside them. Reckoned for aligned rows, whatever
+// they are.
+int64_t partials(int64_t rows, int64_t columns, NormTypes types) {
   constexpr int64_t kThreadsAtOnce = 512, kFewestTurns = 4;  // of a multiprocessor, at 128 registers each
-  const dim3 block = block_of(columns, elements_of(columns, 8));
+  const bool wide = types == NormTypes::kFloat || types == NormTypes::kBFloat16FloatFloat ||
+                    types == NormTypes::kHalfFloatFloat;
+  const dim3 block = block_of(columns, elements_of(columns, wide ? 4 : 8));
   const int64_t threads = device_attribute(cudaDevAttrMultiProcessorCount) * kThreadsAtOnce;
   const int64_t most = std::max<int64_t>(1, threads / (block.x * block.y));
   const int64_t turns = std::max(kFewestTurns, ceil_div(rows, most * block.y));
@@ -504,7 +507,7 @@ const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* strea
 }
 
 template <typename T>
-const char* backward_as(const NormBackward& a, int64_t rows, float* sums, void* stream) {
+const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, float* sums, void* stream) {
   constexpr int kCount = 16 / kBytes<typename T::R>;
   const int count =
       access(a.columns, kCount, {a.dy, a.weight, a.x, a.d_new_residual, a.dresidual, a.dx, sums});
@@ -515,7 +518,7 @@ const char* backward_as(const NormBackward& a, int64_t rows, float* sums, void* 
   if (elements == 32) kernel = backward_rows<T, kCount, 32 / kCount>;
   const dim3 block = block_of(a.columns, elements);
   const int slots = static_cast<int>(block.x * block.y * sizeof(float)) * elements;
-  return launch(kernel, grid_of(partials(rows, a.columns)), block, RowReduce::kSize + slots, stream, a, rows,
+  return launch(kernel, grid_of(blocks), block, RowReduce::kSize + slots, stream, a, rows,
                 static_cast<float>(a.dropout.scale()), sums);
 }
 
@@ -538,12 +541,13 @@ const char* backward(const NormBackward& a, int64_t rows, NormTypes types, void*
                      void* dbias, void* stream) {
   return with_types(types, [&](auto t) -> const char* {
     float* sums = static_cast<float*>(partial_sums);
+    const int64_t blocks = partials(rows, a.columns, types);
     if (rows > 0) {
-      const char* error = backward_as<decltype(t)>(a, rows, sums, stream);
+      const char* error = backward_as<decltype(t)>(a, rows, blocks, sums, stream);
       if (error) return error;
     }
-    return add_partials_as<typename decltype(t)::W>(sums, partials(rows, a.columns), a.columns,
-                                                    (a.mean ? 2 : 1) * a.columns, dweight, dbias, stream);
+    return add_partials_as<typename decltype(t)::W>(sums, blocks, a.columns, (a.mean ? 2 : 1) * a.columns, dweight,
+                                                    dbias, stream);
   });
 }
 

@@ -12,7 +12,7 @@ struct NormKernels {
   // All rows. Types: those of norms.h but kDouble.
   const char* (*forward)(const NormForward&, int64_t rows, bool rms, NormTypes types, void* stream);
   // How many partial sums backward makes of so many rows: each float [columns], or [2 columns] where there is a mean.
-  int64_t (*partials)(int64_t rows, int64_t columns);
+  int64_t (*partials)(int64_t rows, int64_t columns, NormTypes types);
   // All rows; dweight [columns] of the type of weight, dbias likewise or null. Sums are always added up in one order.
   const char* (*backward)(const NormBackward&, int64_t rows, NormTypes types, void* partials, void* dweight,
                           void* dbias, void* stream);
