@@ -211,8 +211,8 @@ __device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots
 
 // ---- Rows in registers --------------------------------------------------------------------------------------------
 
-// A row each: as a loop over rows this keeps so many places at hand that two blocks of 512 threads do not fit beside one
-// another, and one alone leaves memory idle while it computes.
+// A row each: as a loop over rows this keeps so many places at hand that two blocks of 512 threads do not fit side by
+// side, and one alone leaves memory idle while it computes.
 template <typename T, int kCount, int kVectors>
 __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (column >= columns) continue;
       float dbias[kCount] = {};
       if (a.mean) slots.get(v, dbias);
-      accumulate(x[v], dy[v], load<W, kCount>(a.weight, int64_t{first} + v * kStep<kCount>, InOrder{}), mean, rstd, sums,
-                 dweight[v], dbias);
+      const Vector<W, kCount> weight = load<W, kCount>(a.weight, int64_t{first} + v * kStep<kCount>, InOrder{});
+      accumulate(x[v], dy[v], weight, mean, rstd, sums, dweight[v], dbias);
       if (a.mean) slots.set(v, dbias);
     }
     across.sum(sums);
