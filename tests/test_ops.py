@@ -340,3 +340,13 @@ def test_a_gpu_has_so_many_rows_of_logits_at_a_time():
     rows = ops.loss_rows(32_000, "cuda")
     assert 12 * 32_000 * rows <= ops.LOGITS_BYTES < 12 * 32_000 * (rows + 1)
     assert ops.loss_rows(32_000, "cpu") > 10**12
+
+
+@pytest.mark.parametrize("name", [name for name, (_, shapes) in CASES.items() if len(shapes) > 1])
+def test_a_tensor_without_data_beside_others_is_refused(fused, name):
+    """What of a model nobody has given its weights; the result would be memory as it was."""
+    function, shapes = CASES[name]
+    for without in range(1, len(shapes)):
+        inputs = [torch.randn(shape, device="meta" if i == without else "cpu") for i, shape in enumerate(shapes)]
+        with ops.using("fused"), pytest.raises(RuntimeError, match="meta"):
+            function(*inputs)

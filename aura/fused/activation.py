@@ -6,6 +6,7 @@ F half the last dimension of a packed projection.
 import torch
 from torch import library
 
+from aura.fused.fake import register_fake
 from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
@@ -32,28 +33,28 @@ def sigmoid_gate(gate, x):
     return _ops.sigmoid_gate(gate, x)
 
 
-@library.register_fake("aura::gelu_tanh")
+@register_fake("aura::gelu_tanh")
 def _gelu_tanh_fake(x):
     return x.new_empty(x.shape)
 
 
-@library.register_fake("aura::gelu_tanh_backward")
-@library.register_fake("aura::swiglu_backward")
+@register_fake("aura::gelu_tanh_backward")
+@register_fake("aura::swiglu_backward")
 def _backward_fake(dy, x):
     return x.new_empty(x.shape)
 
 
-@library.register_fake("aura::swiglu")
+@register_fake("aura::swiglu")
 def _swiglu_fake(x):
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@library.register_fake("aura::sigmoid_gate")
+@register_fake("aura::sigmoid_gate")
 def _sigmoid_gate_fake(gate, x):
     return x.new_empty(x.shape)
 
 
-@library.register_fake("aura::sigmoid_gate_backward")
+@register_fake("aura::sigmoid_gate_backward")
 def _sigmoid_gate_backward_fake(dy, gate, x):
     return x.new_empty(x.shape), x.new_empty(x.shape)
 

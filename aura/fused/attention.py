@@ -9,6 +9,7 @@ the CPU float32 becomes bfloat16. First derivatives only.
 import torch
 from torch import library
 
+from aura.fused.fake import register_fake
 from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
@@ -38,22 +39,22 @@ def _fake_outputs(q):
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=statistics)
 
 
-@library.register_fake("aura::attention")
+@register_fake("aura::attention")
 def _(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):
     return _fake_outputs(q)
 
 
-@library.register_fake("aura::attention_packed")
+@register_fake("aura::attention_packed")
 def _(qkv, causal, scale, dropout, seed, lengths, cu_seqlens):
     return _fake_outputs(qkv.select(2, 0))
 
 
-@library.register_fake("aura::attention_backward")
+@register_fake("aura::attention_backward")
 def _(dout, q, k, v, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
     return tuple(t.new_empty(t.shape) for t in (q, k, v))
 
 
-@library.register_fake("aura::attention_packed_backward")
+@register_fake("aura::attention_packed_backward")
 def _(dout, qkv, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
     return qkv.new_empty(qkv.shape)
 

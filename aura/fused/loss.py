@@ -6,6 +6,8 @@ N rows (tokens), C width, V classes (vocabulary).
 import torch
 from torch import Tensor, library
 
+from aura.fused.fake import register_fake
+
 CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
 DTYPES = {  # of hidden and weight
     "cpu": {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
@@ -105,7 +107,7 @@ _linear_cross_entropy = library.custom_op("aura::linear_cross_entropy", _in_chun
                                           device_types=("cpu", "cuda"))
 
 
-@_linear_cross_entropy.register_fake
+@register_fake("aura::linear_cross_entropy")
 def _(hidden, weight, targets, ignore_index, hidden_gradient, weight_gradient):
     return _empty_results(hidden, weight, hidden_gradient, weight_gradient)
 
@@ -139,6 +141,6 @@ def _scaled(tensor, factor):
 _linear_cross_entropy.register_autograd(_backward, setup_context=_save)
 
 
-@library.register_fake("aura::cross_entropy_chunk_")
+@register_fake("aura::cross_entropy_chunk_")
 def _(logits, targets, ignore_index, gradient):
     return logits.new_empty(logits.shape[:1], dtype=torch.float64)

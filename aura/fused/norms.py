@@ -19,6 +19,7 @@ import math
 import torch
 from torch import library
 
+from aura.fused.fake import register_fake
 from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
@@ -55,22 +56,22 @@ def _like(x, dtype=None):
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@library.register_fake("aura::layer_norm")
+@register_fake("aura::layer_norm")
 def _(x, weight, bias, eps):
     return _like(x), _statistic(x), _statistic(x)
 
 
-@library.register_fake("aura::rms_norm")
+@register_fake("aura::rms_norm")
 def _(x, weight, eps):
     return _like(x), _statistic(x)
 
 
-@library.register_fake("aura::add_layer_norm")
+@register_fake("aura::add_layer_norm")
 def _(x, residual, weight, bias, eps, dropout, seed):
     return _like(residual), _like(residual), _statistic(x), _statistic(x)
 
 
-@library.register_fake("aura::add_rms_norm")
+@register_fake("aura::add_rms_norm")
 def _(x, residual, weight, eps, dropout, seed):
     return _like(residual), _like(residual), _statistic(x)
 
@@ -85,23 +86,23 @@ def _fake_dx(new_residual, x_dtype, dropout):
     return new_residual.new_empty(0) if empty else _like(new_residual, x_dtype)
 
 
-@library.register_fake("aura::layer_norm_backward")
+@register_fake("aura::layer_norm_backward")
 def _(dy, x, weight, mean, rstd, has_bias):
     return _like(x), _like(weight), weight.new_empty(len(weight) if has_bias else 0)
 
 
-@library.register_fake("aura::rms_norm_backward")
+@register_fake("aura::rms_norm_backward")
 def _(dy, x, weight, rstd):
     return _like(x), _like(weight)
 
 
-@library.register_fake("aura::add_layer_norm_backward")
+@register_fake("aura::add_layer_norm_backward")
 def _(dy, d_new_residual, new_residual, weight, mean, rstd, has_bias, x_dtype, dropout, seed):
     dbias = weight.new_empty(len(weight) if has_bias else 0)
     return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight), dbias
 
 
-@library.register_fake("aura::add_rms_norm_backward")
+@register_fake("aura::add_rms_norm_backward")
 def _(dy, d_new_residual, new_residual, weight, rstd, x_dtype, dropout, seed):
     return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight)
 

@@ -3,6 +3,7 @@
 import torch
 from torch import library
 
+from aura.fused.fake import register_fake
 from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
@@ -19,7 +20,7 @@ def rotary_packed(qkv, cosine, sine):
     return _ops.rotary(qkv, cosine, sine, False)
 
 
-@library.register_fake("aura::rotary")
+@register_fake("aura::rotary")
 def _fake(qkv, cosine, sine, back):
     return qkv.new_empty(qkv.shape)
 
