@@ -54,8 +54,7 @@ def choose_libuv():
     if "USE_LIBUV" in os.environ:
         return
     try:
-        with quiet_stderr():
-            c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
     except RuntimeError as problem:
         if "libuv" not in str(problem):
             raise
@@ -131,7 +130,8 @@ def attempt_prefix():
 
 @contextlib.contextmanager
 def quiet_stderr():
-    """Hide the stack traces that torch's C++ socket code writes while it retries; the reason is reported by us."""
+    """Hide the stack traces that torch's C++ socket code writes as errors when nobody answers; the reason is reported
+    by us."""
     try:
         number = sys.stderr.fileno()
     except (io.UnsupportedOperation, AttributeError):  # captured by a test or a notebook: nothing to redirect

@@ -191,8 +191,7 @@ class Session:
 
     def _stored(self, key):
         try:
-            with backends.quiet_stderr():
-                return within(self.timeout, lambda: self.store.check([key]))
+            return within(self.timeout, lambda: self.store.check([key]))
         except TimeoutError as problem:
             raise c10d.DistNetworkError(f"el rango 0 no contesta: {problem}") from problem
 
@@ -207,7 +206,7 @@ class Session:
     def failure(self):
         """(rank, reason) of the first process that has posted its failure; None where none has, or the store is out of
         reach."""
-        with backends.quiet_stderr(), contextlib.suppress(RuntimeError, TimeoutError):
+        with contextlib.suppress(RuntimeError, TimeoutError):
             said = within(2, lambda: self.store.get("failed").decode() if self.store.check(["failed"]) else None)
             return said and json.loads(said)
 
@@ -232,8 +231,7 @@ class Session:
             return silent
 
         try:
-            with backends.quiet_stderr():
-                self.silent = within(FAREWELL_SECONDS + 2, ask)
+            self.silent = within(FAREWELL_SECONDS + 2, ask)
         except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
             self.silent = [0] if self.rank else []
         return f"; {placement.told('no contesta', self.silent)}" if self.silent else ""
@@ -356,7 +354,7 @@ def _say_farewell(dist):
         while dist.main and time.monotonic() < deadline and not dist.store.check(keys):
             time.sleep(POLL_SECONDS)
 
-    with backends.quiet_stderr(), contextlib.suppress(RuntimeError, TimeoutError):
+    with contextlib.suppress(RuntimeError, TimeoutError):
         within(FAREWELL_SECONDS + 2, leave)
 
 
@@ -427,8 +425,7 @@ def _join(place, dist, args):
             time.sleep(POLL_SECONDS)
 
     try:
-        with backends.quiet_stderr():
-            return within(dist.timeout + FAREWELL_SECONDS, wait)
+        return within(dist.timeout + FAREWELL_SECONDS, wait)
     except TimeoutError as problem:
         raise PeerLost(f"el rango 0, en {place.master_addr}:{place.master_port}, dejó de contestar: mire en su máquina "
                        "si el proceso está parado o bloqueado") from problem

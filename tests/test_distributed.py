@@ -377,6 +377,21 @@ def test_a_store_that_never_answers_is_not_waited_for():
     assert time.monotonic() - started < 1
 
 
+def test_a_store_that_is_gone_writes_no_stack_trace_of_its_own(tmp_path):
+    program = """import os
+os.environ.pop("TORCH_CPP_LOG_LEVEL")
+import aura.distributed
+store = aura.distributed.c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+other = aura.distributed.c10d.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+del store
+try:
+    other.get("nada")
+except RuntimeError:
+    print("perdido")
+"""
+    assert run(["-c", program], tmp_path, fresh=True) == (0, "perdido\n")
+
+
 def test_the_environment_is_restored(tmp_path):
     path = tmp_path / "env.py"
     path.write_text("""
