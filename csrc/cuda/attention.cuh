@@ -129,21 +129,22 @@ __host__ __device__ constexpr int tile_bytes(int rows) {
   return rows * kWidth * 2;
 }
 
-// What one of kBlockThreads threads copies of tiles of one head's rows: the same columns of rows some way apart, so
-// that all but the row's address is known before the first tile.
+// What one of kBlockThreads threads copies of tiles of one head's rows: the same columns of rows some way apart, tile
+// after tile, so that an addition leads to the next.
 template <int kWidth, int kBlockThreads>
 struct Source {
   static constexpr int kLanes = kWidth % 64 == 0 ? 8 : 4;  // side by side in a row
-  const unsigned char* first;
+  const unsigned char* next;
   uint32_t row_bytes;
 
-  __device__ __forceinline__ Source(const View<const uint16_t>& view, const Place& place)
-      : first(reinterpret_cast<const unsigned char*>(row_of(view, place, 0)) + 16 * (threadIdx.x % kLanes)),
+  __device__ __forceinline__ Source(const View<const uint16_t>& view, const Place& place, int begin)
+      : next(reinterpret_cast<const unsigned char*>(row_of(view, place, begin + threadIdx.x / kLanes)) +
+             16 * (threadIdx.x % kLanes)),
         row_bytes(static_cast<uint32_t>(2 * view.strides.row)) {}
 
-  // Begin to bring the kCount rows from `begin` on; those from `end` on are zeros.
+  // Begin to bring the next kCount rows, the first of them `begin`; those from `end` on are zeros.
   template <int kCount>
-  __device__ __forceinline__ void copy(unsigned char* tile, int begin, int end) const {
+  __device__ __forceinline__ void copy(unsigned char* tile, int begin, int end) {
     constexpr int kApart = kBlockThreads / kLanes;
     static_assert(kApart % 8 == 0, "the swizzle repeats after eight rows");
     const int row = threadIdx.x / kLanes;
@@ -151,13 +152,13 @@ struct Source {
     unsigned char* const to = tile + tile_offset<kWidth>(row, threadIdx.x % kLanes);
 #pragma unroll
     for (int done = 0; done < kCount; done += kApart) {
-      const int from = begin + done + row;
-      const unsigned char* const at = first + uint64_t{static_cast<uint32_t>(from)} * row_bytes;
+      const unsigned char* const at = next + uint64_t{row_bytes} * done;
 #pragma unroll
       for (int column = 0; column < 2 * kWidth; column += 16 * kLanes) {
-        copy_async_16(to + tile_bytes<kWidth>(done) + column, at + column, from < end ? 16 : 0);
+        copy_async_16(to + tile_bytes<kWidth>(done) + column, at + column, row < end - begin - done ? 16 : 0);
       }
     }
+    next += uint64_t{row_bytes} * kCount;
   }
 };
 
@@ -167,10 +168,10 @@ struct Sources {
   Source<kWidth, kBlockThreads> first, second;
 
   __device__ __forceinline__ Sources(const View<const uint16_t>& one, const View<const uint16_t>& other,
-                                     const Place& place)
-      : first(one, place), second(other, place) {}
+                                     const Place& place, int begin)
+      : first(one, place, begin), second(other, place, begin) {}
   template <int kCount>
-  __device__ __forceinline__ void copy(unsigned char* tiles, int begin, int end) const {
+  __device__ __forceinline__ void copy(unsigned char* tiles, int begin, int end) {
     first.template copy<kCount>(tiles, begin, end);
     second.template copy<kCount>(tiles + tile_bytes<kWidth>(kCount), begin, end);
   }
@@ -199,17 +200,17 @@ struct Reader {
 };
 
 // A warp's rows, from `row` + kFrom on, as the left-hand side of products: the first kHeld columns in registers, the
-// others in a tile of their own.
-template <int kWidth, int kTall, int kHeld, int kFrom = 0>
+// others in a tile of the last kRest columns.
+template <int kWidth, int kTall, int kHeld, int kFrom = 0, int kRest = kWidth>
 struct Left {
-  Reader<kHeld == kWidth ? kWidth : kWidth - kHeld> rest;
+  Reader<kRest> rest;
   uint32_t held[kHeld / 16 + 1][kTall][4];
 
-  // first, others: the tiles of those columns and of these; any, where there are no such columns.
+  // first: the tile of the columns to hold, of them alone where kRest leaves them out. others: any, where all are held.
   __device__ __forceinline__ Left(const unsigned char* first, const unsigned char* others, int row)
       : rest(others, row + threadIdx.x % 16, threadIdx.x % 32 / 16) {
     if constexpr (kHeld > 0) {
-      const Reader<kHeld> reader(first, row + threadIdx.x % 16, threadIdx.x % 32 / 16);
+      const Reader<kRest == kWidth ? kWidth : kHeld> reader(first, row + threadIdx.x % 16, threadIdx.x % 32 / 16);
 #pragma unroll
       for (int k = 0; k < kHeld / 16; ++k) load(held[k], reader, k);
     }
@@ -221,14 +222,14 @@ struct Left {
   }
 };
 
-// sums[rows, kCount] += a tile^T, of columns [16 k, 16 k + 16) of both.
-template <typename Type, int kCount, int kWidth, int kTall>
+// sums[rows, kCount] += a tile^T, of columns [16 k, 16 k + 16) of both; the tile's rows from kFrom on.
+template <typename Type, int kCount, int kFrom, int kWidth, int kTall>
 __device__ __forceinline__ void multiply_columns(float (&sums)[kTall][kCount / 8][4], const uint32_t (&a)[kTall][4],
                                                  const Reader<kWidth>& tile, int k) {
 #pragma unroll
   for (int n = 0; n < kCount / 16; ++n) {
     uint32_t b[4];
-    load_matrices(b, tile.at(n, k));
+    load_matrices(b, tile.at(kFrom / 16 + n, k));
 #pragma unroll
     for (int t = 0; t < kTall; ++t) {
       multiply(Type{}, sums[t][2 * n], a[t], b[0], b[1]);
@@ -237,25 +238,26 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[kTall][kCount / 8
   }
 }
 
-// sums[rows, kCount] += left tile^T.
-template <typename Type, int kCount, int kWidth, int kTall, int kHeld, int kFrom>
+// sums[rows, kCount] += left tile^T. Of the tile the rows from kFrom on: where two tiles lie one behind the other, the
+// same addresses do for both.
+template <typename Type, int kCount, int kFrom = 0, int kWidth, int kTall, int kHeld, int kLeftFrom, int kRest>
 __device__ __forceinline__ void multiply_by_rows(float (&sums)[kTall][kCount / 8][4],
-                                                 const Left<kWidth, kTall, kHeld, kFrom>& left,
+                                                 const Left<kWidth, kTall, kHeld, kLeftFrom, kRest>& left,
                                                  const unsigned char* tile) {
   const int lane = threadIdx.x % 32;
   const Reader<kWidth> reader(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
-  for (int k = 0; k < kHeld / 16; ++k) multiply_columns<Type, kCount>(sums, left.held[k], reader, k);
+  for (int k = 0; k < kHeld / 16; ++k) multiply_columns<Type, kCount, kFrom>(sums, left.held[k], reader, k);
 #pragma unroll
   for (int k = kHeld / 16; k < kWidth / 16; ++k) {
     uint32_t a[kTall][4];
-    left.load(a, left.rest, k - kHeld / 16);
-    multiply_columns<Type, kCount>(sums, a, reader, k);
+    left.load(a, left.rest, k - (kWidth - kRest) / 16);
+    multiply_columns<Type, kCount, kFrom>(sums, a, reader, k);
   }
 }
 
-// sums[rows, kWidth] += left[rows, kCount] tile, for accumulators of another product, rounded to 16 bits.
-template <typename Type, int kCount, int kWidth, int kTall>
+// sums[rows, kWidth] += left[rows, kCount] tile, for accumulators of another product, rounded to 16 bits. kFrom: as there.
+template <typename Type, int kCount, int kWidth, int kFrom = 0, int kTall>
 __device__ __forceinline__ void multiply_by_tile(float (&sums)[kTall][kWidth / 8][4],
                                                  const float (&left)[kTall][kCount / 8][4],
                                                  const unsigned char* tile) {
@@ -275,7 +277,7 @@ __device__ __forceinline__ void multiply_by_tile(float (&sums)[kTall][kWidth / 8
 #pragma unroll
     for (int n = 0; n < kWidth / 16; ++n) {
       uint32_t b[4];
-      load_matrices_transposed(b, reader.at(k, n));
+      load_matrices_transposed(b, reader.at(kFrom / 16 + k, n));
 #pragma unroll
       for (int t = 0; t < kTall; ++t) {
         multiply(Type{}, sums[t][2 * n], a[t], b[0], b[1]);

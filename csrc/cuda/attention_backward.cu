@@ -51,6 +51,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- dk and dv: keys as rows ----------------------------------------------------------------------------------------
 
+// Columns of a warp's keys and of their values that it holds in registers: of 16 rows what fits beside the sums, of 32
+// none. The others are read from shared memory again with every tile.
+template <int kWidth>
+constexpr int kHeldKeys = kTallOf<kWidth> == 1 ? kWidth : 0;
+template <int kWidth>
+constexpr int kHeldValues = kTallOf<kWidth> == 1 ? 96 : 0;
+
 template <int kWidth>
 constexpr int kKeysShared = 2 * tile_bytes<kWidth>(kRows) + 4 * tile_bytes<kWidth>(kTile) +
                             2 * kTile * static_cast<int>(sizeof(Statistics));
@@ -95,7 +102,7 @@ __device__ __forceinline__ void score_gradients_by_key(const Problem& problem, c
 // Begin to bring a tile of queries from `begin` on, their gradients and their statistics: zeros from `end` on, and a
 // weight of 1 makes nothing of a dout and a q of 0.
 template <int kWidth, int kBlockThreads>
-__device__ __forceinline__ void copy_queries(const Sources<kWidth, kBlockThreads>& sources, const Statistics* from,
+__device__ __forceinline__ void copy_queries(Sources<kWidth, kBlockThreads>& sources, const Statistics* from,
                                              int begin, int end, unsigned char* tiles, Statistics* statistics) {
   sources.template copy<kTile>(tiles, begin, end);
   const int query = begin + threadIdx.x;
@@ -114,31 +121,36 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   unsigned char *const k = memory, *const v = k + tile_bytes<kWidth>(kRows), *const stages = v + (v - k);
   Statistics* const statistics = reinterpret_cast<Statistics*>(stages + 2 * kStage);
   const int lane = threadIdx.x % 32, row = 16 * kTall * (threadIdx.x / 32), key = place.begin + row;
-  const int start = problem.causal ? place.begin / kTile * kTile : 0;
+  const int start = problem.causal ? place.begin : 0;
   const int end = place.begin < place.keys ? place.queries : 0;
-  const Left<kWidth, kTall, 0> keys(k, k, row);
-  const Left<kWidth, kTall, 0, kRows> values(k, k, row);  // behind the keys, as if they were rows of one tile
-  const Sources<kWidth, kThreads> sources(problem.q, gradients.dout, place);
+  // From what tile on some query sees one of the warp's keys.
+  const int first_seeing = key >= place.keys ? end : problem.causal ? key / kTile * kTile : 0;
+  Sources<kWidth, kThreads> sources(problem.q, gradients.dout, place, start);
   const Statistics* const from = gradients.statistics + statistics_of(problem, place, 0);
 
   float dk[kTall][kWidth / 8][4] = {}, dv[kTall][kWidth / 8][4] = {};
   if (start < end) {
-    Sources<kWidth, kThreads>(problem.k, problem.v, place).template copy<kRows>(memory, place.begin, place.keys);
-    const int stage = start / kTile % 2;
-    copy_queries(sources, from, start, end, stages + stage * kStage, statistics + stage * kTile);
+    Sources<kWidth, kThreads> own(problem.k, problem.v, place, place.begin);
+    own.template copy<kRows>(memory, place.begin, place.keys);
+    copy_async_commit();
+    copy_queries(sources, from, start, end, stages, statistics);
+    copy_async_wait<1>();
   }
+  __syncthreads();
+  const Left<kWidth, kTall, kHeldKeys<kWidth>> keys(k, k, row);
+  const Left<kWidth, kTall, kHeldValues<kWidth>, kRows> values(k, k, row);  // behind the keys, as rows of the same tile
   for (int begin = start; begin < end; begin += kTile) {
-    const int stage = begin / kTile % 2;
-    const unsigned char *q = stages + stage * kStage, *dout = q + tile_bytes<kWidth>(kTile);
+    const int stage = begin & kTile ? 1 : 0;  // kRows are an even number of tiles
+    const unsigned char* const q = stages + stage * kStage;  // and behind it dout
     copy_async_wait<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
     if (begin + kTile < end) {
       copy_queries(sources, from, begin + kTile, end, stages + (stage ^ 1) * kStage, statistics + (stage ^ 1) * kTile);
     }
-    if (key < place.keys && (!problem.causal || begin + kTile > key)) {
+    if (begin >= first_seeing) {
       float weights[kTall][kTile / 8][4] = {}, dscores[kTall][kTile / 8][4] = {};
       multiply_by_rows<Type, kTile>(weights, keys, q);
-      multiply_by_rows<Type, kTile>(dscores, values, dout);
+      multiply_by_rows<Type, kTile, kTile>(dscores, values, q);
       weigh_by_key(problem.log2_scale, statistics + stage * kTile, weights);
       clear_unseen<kTile, kTall>(problem, key, begin, weights);
 #pragma unroll
@@ -146,7 +158,7 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
         score_gradients_by_key<kDrop>(problem, place, key + 16 * t, begin, statistics + stage * kTile, weights[t],
                                       dscores[t]);
       }
-      multiply_by_tile<Type, kTile, kWidth>(dv, weights, dout);
+      multiply_by_tile<Type, kTile, kWidth, kTile>(dv, weights, q);
       multiply_by_tile<Type, kTile, kWidth>(dk, dscores, q);
     }
   }
@@ -202,8 +214,9 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
 
   // The queries and their gradients fill the whole memory on their way to registers.
-  Sources<kWidth, kThreads>(problem.q, gradients.dout, place).template copy<kRows>(memory, place.begin, place.queries);
-  const Sources<kWidth, kThreads> sources(problem.k, problem.v, place);
+  Sources<kWidth, kThreads> own(problem.q, gradients.dout, place, place.begin);
+  own.template copy<kRows>(memory, place.begin, place.queries);
+  Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0);
   copy_async_commit();
   Statistics statistics[kTall][2];
 #pragma unroll
@@ -221,7 +234,7 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   float dq[kTall][kWidth / 8][4] = {};
   for (int begin = 0; begin < end; begin += kTile) {
     const int stage = begin / kTile % 2;
-    const unsigned char *k = memory + stage * kStage, *v = k + tile_bytes<kWidth>(kTile);
+    const unsigned char* const k = memory + stage * kStage;  // and behind it v
     copy_async_wait<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
     if (begin + kTile < end) {
@@ -231,7 +244,7 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
     if (begin >= seen_by_any) continue;
     float scores[kTall][kTile / 8][4] = {}, dscores[kTall][kTile / 8][4] = {};
     multiply_by_rows<Type, kTile>(scores, q, k);
-    multiply_by_rows<Type, kTile>(dscores, dout, v);
+    multiply_by_rows<Type, kTile, kTile>(dscores, dout, k);
     hide_unseen<kTile, kTall>(problem, place, query, begin, scores);
 #pragma unroll
     for (int t = 0; t < kTall; ++t) {

@@ -11,6 +11,8 @@ constexpr int kTall = 2, kThreads = kThreadsOf<kTall>, kWarpRows = 16 * kTall;
 template <int kWidth>
 constexpr int kHeld = kWidth < 64 ? kWidth : 64;
 template <int kWidth>
+using Queries = Left<kWidth, kTall, kHeld<kWidth>, 0, kHeld<kWidth> == kWidth ? kWidth : kWidth - kHeld<kWidth>>;
+template <int kWidth>
 constexpr int kKeys = kHeld<kWidth> == kWidth ? 64 : 32;  // of a tile
 
 // In shared memory: keys and values, twice, then the queries' columns that are not held. Those that are pass through
@@ -25,7 +27,7 @@ constexpr int kForwardShared = kOthersAt<kWidth> + tile_bytes<kWidth - kHeld<kWi
 // Add to `sums` the values of a tile of keys, from `begin` on, as a warp's queries weigh them.
 template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void attend(const Problem& problem, const Place& place, int query, int begin,
-                                       const Left<kWidth, kTall, kHeld<kWidth>>& queries, const unsigned char* k,
+                                       const Queries<kWidth>& queries, const unsigned char* k,
                                        const unsigned char* v, Softmax<kTall>& softmax,
                                        float (&sums)[kTall][kWidth / 8][4]) {
   constexpr int kCount = kKeys<kWidth>;
@@ -54,19 +56,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int row = kWarpRows * (threadIdx.x / 32), query = place.begin + row;
   const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + kWarpRows - 1) : 0;
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
-  const Sources<kWidth, kThreads> sources(problem.k, problem.v, place);
+  Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0);
 
-  Source<kFirst, kThreads>(problem.q, place).template copy<kRows>(first, place.begin, place.queries);
+  Source<kFirst, kThreads>(problem.q, place, place.begin).template copy<kRows>(first, place.begin, place.queries);
   if constexpr (kFirst < kWidth) {
     const View<const uint16_t> from{problem.q.data + kFirst, problem.q.strides};
-    Source<kWidth - kFirst, kThreads>(from, place).template copy<kRows>(others, place.begin, place.queries);
+    Source<kWidth - kFirst, kThreads> rest(from, place, place.begin);
+    rest.template copy<kRows>(others, place.begin, place.queries);
   }
   copy_async_commit();
   if (end > 0) sources.template copy<kCount>(memory, 0, place.keys);
   copy_async_commit();
   copy_async_wait<1>();
   __syncthreads();
-  const Left<kWidth, kTall, kFirst> queries(first, others, row);
+  const Queries<kWidth> queries(first, others, row);
 
   Softmax<kTall> softmax;
   float sums[kTall][kWidth / 8][4] = {};
