@@ -179,8 +179,11 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
 
 // ---- dq: queries as rows --------------------------------------------------------------------------------------------
 
+// Keys come two tiles at a time, for which there is room: what begins there, queries and their gradients, is as much as
+// 64 keys and values, twice. So the warps wait for one another half as often.
 template <int kWidth>
-constexpr int kQueriesShared = 2 * tile_bytes<kWidth>(kRows);  // what begins there; keys and values, twice, are no more
+constexpr int kQueriesShared = 2 * tile_bytes<kWidth>(kRows);
+constexpr int kPair = kRows / 2;
 
 // Scores and dP of a warp's 16 queries (from `query` on) with a tile of keys (from `key` on) become dS, in `gradients`.
 template <bool kDrop>
@@ -205,7 +208,7 @@ template <typename Type, int kWidth, bool kDrop>
 __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
     queries_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Gradients gradients) {
   constexpr int kTall = kTallOf<kWidth>, kThreads = kThreadsOf<kTall>, kWarpRows = 16 * kTall;
-  constexpr int kStage = 2 * tile_bytes<kWidth>(kTile);
+  constexpr int kStage = 2 * tile_bytes<kWidth>(kPair);
   const Place place = find_place(problem, problem.causal);
   if (place.begin >= place.queries) return;
   unsigned char* const memory = shared_memory();
@@ -228,29 +231,32 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   unsigned char* const douts = memory + tile_bytes<kWidth>(kRows);
   const Left<kWidth, kTall, kWidth> q(memory, memory, row), dout(douts, douts, row);
   __syncthreads();
-  if (end > 0) sources.template copy<kTile>(memory, 0, place.keys);
+  if (end > 0) sources.template copy<kPair>(memory, 0, place.keys);
   copy_async_commit();
 
   float dq[kTall][kWidth / 8][4] = {};
-  for (int begin = 0; begin < end; begin += kTile) {
-    const int stage = begin / kTile % 2;
-    const unsigned char* const k = memory + stage * kStage;  // and behind it v
+  for (int begin = 0; begin < end; begin += kPair) {
+    const int stage = begin / kPair % 2;
     copy_async_wait<0>();
-    __syncthreads();  // this tile is here, and nobody reads the one before any more
-    if (begin + kTile < end) {
-      sources.template copy<kTile>(memory + (stage ^ 1) * kStage, begin + kTile, place.keys);
+    __syncthreads();  // these keys are here, and nobody reads those before any more
+    if (begin + kPair < end) {
+      sources.template copy<kPair>(memory + (stage ^ 1) * kStage, begin + kPair, place.keys);
       copy_async_commit();
     }
-    if (begin >= seen_by_any) continue;
-    float scores[kTall][kTile / 8][4] = {}, dscores[kTall][kTile / 8][4] = {};
-    multiply_by_rows<Type, kTile>(scores, q, k);
-    multiply_by_rows<Type, kTile, kTile>(dscores, dout, k);
-    hide_unseen<kTile, kTall>(problem, place, query, begin, scores);
+    const int seen = min(begin + kPair, seen_by_any);
+#pragma unroll 1
+    for (int key = begin; key < seen; key += kTile) {
+      const unsigned char* const k = memory + stage * kStage + tile_bytes<kWidth>(key - begin);  // v: kPair rows behind
+      float scores[kTall][kTile / 8][4] = {}, dscores[kTall][kTile / 8][4] = {};
+      multiply_by_rows<Type, kTile>(scores, q, k);
+      multiply_by_rows<Type, kTile, kPair>(dscores, dout, k);
+      hide_unseen<kTile, kTall>(problem, place, query, key, scores);
 #pragma unroll
-    for (int t = 0; t < kTall; ++t) {
-      score_gradients_by_query<kDrop>(problem, place, query + 16 * t, begin, statistics[t], scores[t], dscores[t]);
+      for (int t = 0; t < kTall; ++t) {
+        score_gradients_by_query<kDrop>(problem, place, query + 16 * t, key, statistics[t], scores[t], dscores[t]);
+      }
+      multiply_by_tile<Type, kTile, kWidth>(dq, dscores, k);
     }
-    multiply_by_tile<Type, kTile, kWidth>(dq, dscores, k);
   }
   __syncthreads();  // the tiles are scratch memory now
   const Place found = find_place(problem, problem.causal);
