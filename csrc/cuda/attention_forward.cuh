@@ -26,7 +26,8 @@ struct Softmax {
   // weights so far were added up to is to shrink by `shrink`.
   template <int kScores>
   __device__ __forceinline__ bool rise(float (*scores)[kScores][4], float scale, float (&shrink)[2 * kTall]) {
-    float largest[2 * kTall], above[2 * kTall];
+    // Of the lane's own scores; only where some lane finds one that is too large do the four of a query compare.
+    float largest[2 * kTall];
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < 2 * kTall; ++r) {
@@ -36,19 +37,16 @@ struct Softmax {
         const float* const two = &scores[r / 2][n][r % 2 * 2];
         largest[r] = fmaxf(largest[r], fmaxf(two[0], two[1]));
       }
-    }
-#pragma unroll
-    for (int r = 0; r < 2 * kTall; ++r) {
-      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
-      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
-      above[r] = (largest[r] - base_score[r]) * scale;  // not a number while all are -inf
-      rises |= above[r] > kSlack;
+      rises |= (largest[r] - base_score[r]) * scale > kSlack;  // not a number while all are -inf
     }
     if (!__any_sync(~0u, rises)) return false;
 #pragma unroll
     for (int r = 0; r < 2 * kTall; ++r) {
-      const bool mine = above[r] > kSlack;
-      shrink[r] = mine ? exp2_fast(-above[r]) : 1.0f;
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
+      const float above = (largest[r] - base_score[r]) * scale;
+      const bool mine = above > kSlack;
+      shrink[r] = mine ? exp2_fast(-above) : 1.0f;
       if (mine) base_score[r] = largest[r];
       sum[r] *= shrink[r];
     }
