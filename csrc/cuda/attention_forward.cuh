@@ -1,28 +1,31 @@
 // What the forward kernels share: the softmax over keys that come tile by tile, and how its results are written.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/attention.cuh"
 
 namespace aura {
 namespace cuda {
 
 // Of a lane's queries, two of every 16 of its warp's, over the keys so far: a score that none exceeds by much, and the
-// lane's part of the sum of exponentials relative to it. The exponentials are powers of 2, and `scale` has a factor
-// log2(e) for that.
+// lane's part of the sum of exponentials relative to it. The exponentials are powers of 2, and `scale`, by which scores
+// are multiplied first, has a factor log2(e) for that.
 template <int kTall>
 struct Softmax {
-  // A larger score takes the place of `base_score` only from so far above on, as in FlashAttention-4 (Dao-AILab,
+  // A larger score takes the place of `base` only from so far above on, as in FlashAttention-4 (Dao-AILab,
   // flash_attn/cute/softmax.py): weights up to 2^8 are rounded no worse than those up to 1, and what has been added up
   // seldom has to shrink.
   static constexpr float kSlack = 8.0f;
-  float base_score[2 * kTall], sum[2 * kTall] = {};
+  float base[2 * kTall], sum[2 * kTall] = {};
 
+  // Below every score, but finite: relative to it those of -inf are weights of 0, not of inf - inf.
   __device__ __forceinline__ Softmax() {
 #pragma unroll
-    for (int r = 0; r < 2 * kTall; ++r) base_score[r] = -INFINITY;
+    for (int r = 0; r < 2 * kTall; ++r) base[r] = -FLT_MAX;
   }
 
-  // Take these scores into account in `base_score`. Whether it is another now for any of the warp's queries: then what
+  // Take these scores into account in `base`. Whether it is another now for any of the warp's queries: then what
   // weights so far were added up to is to shrink by `shrink`.
   template <int kScores>
   __device__ __forceinline__ bool rise(float (*scores)[kScores][4], float scale, float (&shrink)[2 * kTall]) {
@@ -31,23 +34,23 @@ struct Softmax {
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < 2 * kTall; ++r) {
-      largest[r] = base_score[r];
+      largest[r] = -INFINITY;
 #pragma unroll
       for (int n = 0; n < kScores; ++n) {
         const float* const two = &scores[r / 2][n][r % 2 * 2];
         largest[r] = fmaxf(largest[r], fmaxf(two[0], two[1]));
       }
-      rises |= (largest[r] - base_score[r]) * scale > kSlack;  // not a number while all are -inf
+      rises |= fmaf(largest[r], scale, -base[r]) > kSlack;
     }
     if (!__any_sync(~0u, rises)) return false;
 #pragma unroll
     for (int r = 0; r < 2 * kTall; ++r) {
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
-      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
-      const float above = (largest[r] - base_score[r]) * scale;
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2)) * scale;
+      const float above = largest[r] - base[r];
       const bool mine = above > kSlack;
       shrink[r] = mine ? exp2_fast(-above) : 1.0f;
-      if (mine) base_score[r] = largest[r];
+      if (mine) base[r] = largest[r];
       sum[r] *= shrink[r];
     }
     return true;
@@ -58,14 +61,12 @@ struct Softmax {
   __device__ __forceinline__ void weigh(float (*scores)[kScores][4], float scale) {
 #pragma unroll
     for (int r = 0; r < 2 * kTall; ++r) {
-      // Scores of -inf alone, so far: weights of 0, not of inf - inf.
-      const float base = base_score[r] == -INFINITY ? 0.0f : base_score[r] * scale;
 #pragma unroll
       for (int n = 0; n < kScores; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& score = scores[r / 2][n][r % 2 * 2 + i];
-          score = exp2_fast(fmaf(score, scale, -base));
+          score = exp2_fast(fmaf(score, scale, -base[r]));
           sum[r] += score;
         }
       }
@@ -124,7 +125,6 @@ __device__ __forceinline__ void write_output(const Problem& problem, const Place
                                              float (*sums)[kWidth / 8][4], unsigned char* memory, int query,
                                              uint16_t* out, float* lse) {
   const int lane = threadIdx.x % 32;
-  const float scale = problem.log2_scale;
   const int64_t stride = int64_t{problem.heads} * kWidth;
 #pragma unroll
   for (int t = 0; t < kTall; ++t) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void write_output(const Problem& problem, const Place
       const float sum = softmax.sum[2 * t + r];
       factor[r] = sum == 0.0f ? 0.0f : problem.keep / sum;
       if (lane % 4 == 0 && lane / 4 + 8 * r < rows) {
-        const float log2_sum = softmax.base_score[2 * t + r] * scale + log2f(sum);
+        const float log2_sum = softmax.base[2 * t + r] + log2f(sum);
         lse[flat_row(problem, place, first + lane / 4 + 8 * r) * problem.heads + place.head] =
             sum == 0.0f ? -INFINITY : log2_sum;
       }
