@@ -461,7 +461,7 @@ def with_whole_paths(parser, argv):
 def parser_of(description):
     """The arguments of every benchmark that fine-tunes BERT."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--model", metavar="CARPETA", required=True,
                         help="config.json, vocab.txt y model.safetensors de un BERT")
     parser.add_argument("--dataset", metavar="FICHERO", required=True, help="un .json de SQuAD v1.1")

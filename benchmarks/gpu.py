@@ -175,13 +175,13 @@ def build_parser():
                         help=f"solo estas partes, separadas por comas: {', '.join(SECTIONS)}")
     parser.add_argument("--dtype", type=measure.names(*gpu_cases.DTYPES), default=["bf16"],
                         help="tipos de los tensores (por defecto: bf16)")
-    parser.add_argument("--seq-len", type=measure.numbers, default="512,1024,2048,4096", metavar="T,T,...",
+    parser.add_argument("--seq-len", type=measure.sizes, default="512,1024,2048,4096", metavar="T,T,...",
                         help="longitudes de la atención (por defecto: 512,1024,2048,4096)")
     parser.add_argument("--rounds", type=int, default=7, help="rondas de cada comparación (por defecto: 7)")
     parser.add_argument("--learn", action="store_true",
                         help="guarda qué es más rápido en esta tarjeta, para --attention auto")
     parser.add_argument("--nanogpt", metavar="CARPETA", help="copia de nanoGPT, rival del paso de entrenamiento")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir la tabla")
     return parser
 

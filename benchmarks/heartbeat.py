@@ -128,7 +128,7 @@ def race(args):
 
 def build_parser():
     parser = argparse.ArgumentParser(description="Mide lo que cuestan los latidos de un entrenamiento, en la CPU.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--preset", choices=list(gpt.PRESETS), default="demo",
                         help="con cuyo paso se compara (por defecto: demo)")
     parser.add_argument("--grad-accum", type=int, default=1, help="micro-lotes por paso (por defecto: 1)")

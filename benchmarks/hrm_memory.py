@@ -84,7 +84,7 @@ def step_bytes(config, batch_size, grad_checkpointing, precision="bf16"):
 def build_parser():
     parser = argparse.ArgumentParser(description="Calcula la memoria y la velocidad de un paso de HRM-Text1.")
     parser.add_argument("--preset", choices=list(hrm.PRESETS), default="1b", help="(por defecto: %(default)s)")
-    parser.add_argument("--batch-size", type=measure.numbers, default="24,12", help="(por defecto: 24,12)")
+    parser.add_argument("--batch-size", type=measure.sizes, default="24,12", help="(por defecto: 24,12)")
     parser.add_argument("--seq-len", type=int, help="longitud (por defecto: la del preset)")
     return parser
 

@@ -406,7 +406,7 @@ def seeds(text):
 def build_parser():
     parser = argparse.ArgumentParser(description="Compara HRM-Text1 con GPT de sus parámetros y de sus FLOPs en tres "
                                                  "tareas de razonamiento, en la CPU.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true", help="imprime al final las tablas en Markdown")
     parser.add_argument("--tasks", type=measure.names(*TASKS), default=",".join(TASKS),
                         help="tareas (por defecto: %(default)s)")

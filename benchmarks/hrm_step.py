@@ -166,7 +166,7 @@ def race(args):
 
 def build_parser():
     parser = argparse.ArgumentParser(description="Mide un paso de entrenamiento de HRM-Text1, en la CPU.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--hrm-text", metavar="CARPETA", required=True,
                         help="copia de https://github.com/sapientinc/HRM-Text")
     parser.add_argument("--preset", choices=list(hrm.PRESETS), default="demo", help="(por defecto: demo)")

@@ -707,7 +707,7 @@ def refusals(dtypes: list[str]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mide las operaciones propias frente a las de torch, en la CPU.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true",
                         help="a la salida solo la tabla del resumen; lo demás, a la de errores")
     parser.add_argument("--only", type=measure.names(*SECTIONS), default=None, metavar="PARTES",
@@ -715,7 +715,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
     parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32,bf16",
                         help="tipos de los tensores (por defecto: fp32,bf16)")
-    parser.add_argument("--seq-len", type=measure.numbers, default=None,
+    parser.add_argument("--seq-len", type=measure.sizes, default=None,
                         help=f"longitudes T de la atención (por defecto: {','.join(map(str, LENGTHS))})")
     parser.add_argument("--rounds", type=int, default=5, help="rondas como mínimo, 3 si duran mucho (por defecto: 5)")
     parser.add_argument("--seconds", type=float, default=None,

@@ -58,10 +58,15 @@ def restored() -> Iterator[None]:
 def threads(text: str) -> list[int]:
     """'1,2' as numbers, without those beyond the cores this process may use."""
     cores = cgroup.cores()
-    wanted = numbers(text)
-    if min(wanted) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: los hilos se cuentan desde 1")
-    return [n for n in wanted if n <= cores] or [cores]
+    return [n for n in sizes(text) if n <= cores] or [cores]
+
+
+def sizes(text: str) -> list[int]:
+    """numbers(), of things there is at least one of."""
+    found = numbers(text)
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: se cuenta desde 1")
+    return found
 
 
 def numbers(text: str) -> list[int]:
@@ -69,6 +74,13 @@ def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} no es una lista de números separados por comas") from None
+
+
+def file(text: str) -> str:
+    """Where results are to be written at the end: what is wrong with it is said before they are measured."""
+    if Path(text).is_dir() or not os.access(Path(text).parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no se puede escribir en {text!r}; indique otro fichero")
+    return text
 
 
 def names(*known: str) -> Callable[[str], list[str]]:

@@ -104,7 +104,7 @@ def table(result):
 
 def build_parser():
     parser = argparse.ArgumentParser(description="Mide lo que cuesta monitor.py (Linux).")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--interval", type=float, default=5.0, metavar="S",
                         help="segundos entre muestras (por defecto: 5)")
     parser.add_argument("--samples", type=int, default=24, help="muestras de monitor.py (por defecto: 24)")

@@ -78,7 +78,7 @@ def build_parser():
                         help="velocidades de los enlaces en Mbit/s (por defecto: 50,200,1000)")
     parser.add_argument("--preset", default="demo", help="preset que se entrena (por defecto: demo)")
     parser.add_argument("--steps", type=int, default=12, help="pasos de cada entrenamiento (por defecto: 12)")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     return parser
 
 

@@ -439,7 +439,7 @@ def build_parser():
             ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 2, "secuencias por proceso y paso")):
         parser.add_argument(f"--{name}", type=positive, default=value, metavar="N",
                             help=f"{what} (por defecto: {value})")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir las tablas de la guía")
     parser.add_argument("--chart", metavar="FICHERO.png", help="dónde dibujar el resultado")
     return parser

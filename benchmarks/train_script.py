@@ -268,7 +268,7 @@ def existing(text: str) -> str:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mide train_tensordock.py entero frente al train.py de nanoGPT, en la "
                                                  "CPU.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--nanogpt", metavar="CARPETA", type=checkout, required=True,
                         help="copia de https://github.com/karpathy/nanoGPT")
     parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")

@@ -273,12 +273,12 @@ def markdown(rows: list[dict]) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mide un paso de entrenamiento de gpt2, en la CPU.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true", help="escribe al final una tabla de Markdown")
     parser.add_argument("--nanogpt", metavar="CARPETA",
                         help="copia de https://github.com/karpathy/nanoGPT; sin ella, su modelo no participa")
     parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
-    parser.add_argument("--seq-len", type=measure.numbers, default="128,512", help="longitudes (por defecto: 128,512)")
+    parser.add_argument("--seq-len", type=measure.sizes, default="128,512", help="longitudes (por defecto: 128,512)")
     parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32",
                         help="fp32, y bf16 con autocast (por defecto: fp32)")
     parser.add_argument("--rounds", type=int, default=5, help="rondas, 3 si duran mucho (por defecto: 5)")
@@ -288,7 +288,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if max(args.seq_len) > CONFIG.seq_len:
+        parser.error(f"--seq-len: gpt2 llega a {CONFIG.seq_len}")
+    if args.nanogpt and not Path(args.nanogpt, "model.py").is_file():
+        parser.error(f"--nanogpt {args.nanogpt!r}: no tiene model.py; es una copia de https://github.com/karpathy/nanoGPT")
     measure.settle()
     with measure.restored():
         if args.memory_of:

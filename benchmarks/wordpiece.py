@@ -133,7 +133,7 @@ def table(result: dict) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mide nuestro WordPiece frente a la biblioteca tokenizers.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--data", nargs="+", default=[str(squad.SAMPLE)], metavar="FICHERO",
                         help="ficheros de SQuAD v1.1 (por defecto: la muestra incorporada)")
     parser.add_argument("--vocab", metavar="RUTA",

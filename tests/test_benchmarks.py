@@ -121,6 +121,19 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     assert causal["ratio"] == pytest.approx(min(long, key=lambda row: row["peer_ms"])["ratio"])
 
 
+def test_what_cannot_be_measured_or_written_is_said_first(load, tmp_path, capsys):
+    for name, words, message in (("kernels", ["--json", str(tmp_path / "no" / "a.json")], "no se puede escribir en"),
+                                 ("kernels", ["--json", str(tmp_path)], "no se puede escribir en"),
+                                 ("kernels", ["--seq-len", "64,0"], "se cuenta desde 1"),
+                                 ("kernels", ["--threads", "0"], "se cuenta desde 1"),
+                                 ("train_step", ["--seq-len", "1025"], "gpt2 llega a 1024"),
+                                 ("train_step", ["--nanogpt", str(tmp_path)], "no tiene model.py")):
+        with pytest.raises(SystemExit) as stopped:
+            load(name).main(words)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
+
+
 def test_kernels_finds_a_wrong_gradient(load, monkeypatch):
     kernels = load("kernels")
     case = kernels.gelu_case("fp32", (8, 16))
