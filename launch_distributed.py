@@ -13,7 +13,6 @@ import difflib
 import importlib.util
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,18 +107,11 @@ def check_machine(args, present):
 
 
 def address_problem(name, own):
-    """None when `name` leads to machine 0, else why not. own: whether that is this one. On another, an address of this
-    one is a rehearsal, and fine."""
+    """None when `name` leads to machine 0, else why not. own: whether that is this one."""
     if problem := placement.address_problem(name):
         return f"--master-addr: {problem}"
-    way_out = "ponga la IP de la máquina 0"
-    try:
-        found = socket.getaddrinfo(name, None)[0][4][0]
-    except (OSError, UnicodeError):  # the latter of two dots side by side
-        return f"--master-addr {name!r} no se resuelve en esta máquina: {way_out}"
-    # As Debian has it for its own name.
-    itself = not own and found.startswith("127.") and name not in (found, "localhost")
-    return f"--master-addr {name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None
+    problem = placement.name_problem(name, own)
+    return problem and f"--master-addr {problem}"
 
 
 def environment(args, processes):

@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as c10d
 
-from aura import cgroup
+from aura import cgroup, placement
 from aura.errors import UserError
 
 ANSWER_SECONDS = 2.0  # for a port to be open
@@ -106,9 +106,10 @@ def connect_store(place, timeout):
             raise UserError(f"lo que contesta en {where} no es el rango 0, o está parado (espera máxima {timeout:g} "
                             "s): mire qué programa usa ese puerto en su máquina, o elija otro con --master-port (o "
                             "MASTER_PORT) en todas") from problem
-        raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s: compruebe que está en marcha, "
-                        "que MASTER_ADDR es la dirección de su máquina y que el cortafuegos deja pasar ese puerto"
-                        ) from problem
+        wrong = placement.name_problem(place.master_addr, place.rank == 0)
+        raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s{f' ({wrong})' if wrong else ''}: "
+                        "compruebe que está en marcha, que MASTER_ADDR es la dirección de su máquina y que el "
+                        "cortafuegos deja pasar ese puerto") from problem
     return c10d.PrefixStore(attempt_prefix(), store)
 
 

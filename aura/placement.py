@@ -53,7 +53,7 @@ def find(args, env=None):
 
 
 def _from_environment(env):
-    if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1") or 1) > 1 and "TORCHELASTIC_RUN_ID" not in env \
+    if "SLURM_PROCID" in env and env.get("SLURM_NTASKS", "1") not in ("", "1") and "TORCHELASTIC_RUN_ID" not in env \
             and not ("RANK" in env and "WORLD_SIZE" in env):
         return _from_slurm(env), "SLURM"
     found = {name: env[variable] for name, variable in VARIABLES.items() if env.get(variable)}
@@ -63,9 +63,10 @@ def _from_environment(env):
 def _from_slurm(env):
     """Slurm's variables (srun manual, OUTPUT ENVIRONMENT VARIABLES); the port follows from the job's number so that
     two jobs on one node do not meet, and lies below those that Linux gives to connections (32768 on, ip(7))."""
+    job = re.sub(r"\D", "", env.get("SLURM_JOB_ID", "")) or 0
     return {"rank": env["SLURM_PROCID"], "world_size": env["SLURM_NTASKS"], "local_rank": env.get("SLURM_LOCALID", "0"),
             "master_addr": env.get("MASTER_ADDR") or first_host(_slurm_list(env) or "127.0.0.1"),
-            "master_port": env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", "0")) % 12000}
+            "master_port": env.get("MASTER_PORT") or 20000 + int(job) % 12000}
 
 
 def first_host(node_list):
@@ -151,6 +152,19 @@ def address_problem(address):
     except ValueError:
         return f"{address!r} no es una dirección: {way_out}"
     return f"{address!r} es una dirección IPv6, y entre máquinas se habla aquí IPv4: {way_out}"
+
+
+def name_problem(name, own):
+    """None when the `name` of machine 0 leads there, else why not, as a phrase with the way out. own: whether that is
+    this machine. On another, an address of this one is a rehearsal, and fine."""
+    way_out = "ponga la IP de la máquina 0"
+    try:
+        found = socket.getaddrinfo(name, None)[0][4][0]
+    except (OSError, UnicodeError):  # the latter of two dots side by side
+        return f"{name!r} no se resuelve en esta máquina: {way_out}"
+    # As Debian has it for its own name.
+    itself = not own and found.startswith("127.") and name not in (found, "localhost")
+    return f"{name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None
 
 
 def port_problem(port, flag):

@@ -164,11 +164,12 @@ def test_an_order_that_is_typed_twice_is_refused_and_harms_nobody(tmp_path):
         assert [process.finish(15)[0] for process in group] == [0] * 3
 
 
-def test_an_unreachable_master_is_named_in_time(tmp_path):
+@pytest.mark.parametrize("address, hint", [("127.0.0.1", ""), ("no.invalid", " ('no.invalid' no se resuelve en")])
+def test_an_unreachable_master_is_named_in_time(tmp_path, address, hint):
     port = free_port()
-    code, output = run([DOCTOR, "--timeout", "2"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
+    code, output = run([DOCTOR, "--timeout", "2"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR=address,
                        MASTER_PORT=port)
-    assert code == 2 and f"127.0.0.1:{port}" in output and "cortafuegos" in output
+    assert code == 2 and f"{address}:{port} en 2 s{hint}" in output and "cortafuegos" in output
 
 
 def test_a_busy_port_is_named(tmp_path):

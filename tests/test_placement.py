@@ -81,6 +81,7 @@ def test_hosts_of_a_job():
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h:29500"}, ["'h:29500'", "MASTER_PORT"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1"}, ["'fd00::1'", "IPv4"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "http://h"}, ["'http://h' no es una dirección"]),
+    ({**SLURM, "SLURM_NTASKS": "dos", "SLURM_JOB_ID": ""}, ["'dos'"]),
 ])
 def test_absurd_values_are_named(env, pieces):
     with pytest.raises(UserError) as problem:
