@@ -182,7 +182,7 @@ def build_parser():
                         help="guarda qué es más rápido en esta tarjeta, para --attention auto")
     parser.add_argument("--nanogpt", metavar="CARPETA", help="copia de nanoGPT, rival del paso de entrenamiento")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir la tabla")
+    parser.add_argument("--markdown", type=measure.file, metavar="FICHERO", help="dónde escribir la tabla")
     return parser
 
 

@@ -440,8 +440,9 @@ def build_parser():
         parser.add_argument(f"--{name}", type=positive, default=value, metavar="N",
                             help=f"{what} (por defecto: {value})")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--markdown", metavar="FICHERO", help="dónde escribir las tablas de la guía")
-    parser.add_argument("--chart", metavar="FICHERO.png", help="dónde dibujar el resultado")
+    parser.add_argument("--markdown", type=measure.file, metavar="FICHERO",
+                        help="dónde escribir las tablas de la guía")
+    parser.add_argument("--chart", type=measure.file, metavar="FICHERO.png", help="dónde dibujar el resultado")
     return parser
 
 
