@@ -166,12 +166,15 @@ def test_the_time_limit_and_no_more_requeues_than_asked_for(cluster, overdue):
 
 def test_a_task_of_an_array_comes_back_alone(cluster, tmp_path):
     """Slurm takes the number of an array's last task for that of the array."""
-    (tmp_path / "tarea.py").write_text("""
+    code = tmp_path / "código"  # the script lies beside the job's file alone, which the job's record leads to
+    code.mkdir()
+    shutil.copy(JOB, code)
+    (code / "tarea.py").write_text("""
 import os, sys
 again, last = "SLURM_RESTART_COUNT" in os.environ, os.environ["SLURM_ARRAY_TASK_ID"] == "1"
 sys.exit(138 * (last and not again))
 """)
-    job = cluster.submit("--array=0-1%1", JOB, "--a", "b", cwd=tmp_path, SCRIPT="tarea.py",  # one after the other
+    job = cluster.submit("--array=0-1%1", code / JOB.name, "--a", "b", cwd=tmp_path, SCRIPT="tarea.py",  # one by one
                          PYTHON=sys.executable)
     cluster.wait(f"{job}_1", "COMPLETED", "FAILED")
     shown = [cluster.shown(f"{job}_{task}") for task in (0, 1)]
