@@ -1,7 +1,8 @@
 """The one C++ extension: what it is built from, how it is built, and what is in use and why.
 
     AURA_EXTENSION=off     do without it
-    AURA_CPU_ISA=NAME      instruction set of the CPU kernels: portable, avx2 or avx512 (default: the best there is)
+    AURA_CPU_ISA=NAME      instruction set of the CPU kernels: portable, avx2, avx512 or avx512bf16 (default: the best
+                           there is)
     AURA_BUILD_DIR=DIR     where builds are kept (default: ~/.cache/aura)
     CXX=COMPILER           compiler to use (default: the first of g++, c++, clang++)
 
@@ -54,13 +55,15 @@ OUTPUT = "_C.so"
 
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast"]
 # What is written after -march=x86-64, which undoes a -march in CXX: a set must have its own instructions and no more.
+AVX512 = [
+    *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    "-mprefer-vector-width=512",
+]
 X86_ISAS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],
-    "avx512": [
-        *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-        "-mprefer-vector-width=512",
-    ],
+    "avx512": AVX512,
+    "avx512bf16": [*AVX512, "-mavx512bf16"],
 }
 
 BUILD_LIMIT_S = 900
@@ -128,8 +131,31 @@ def _include_flags(torch: Torch | None) -> list[str]:
     return [f"-I{CSRC}", *(word for folder in folders for word in ("-isystem", str(folder)))]
 
 
-def units(compiler: list[str], native: bool) -> list[Unit]:
-    """Every file to compile, in the order they are linked; `native` is for a module that stays on this machine.
+def instruction_sets() -> dict[str, list[str]]:
+    """The sets that there are kernels for on this kind of processor, the narrowest first, with their flags."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return {"portable": []}
+    return {isa: ["-march=x86-64", *flags] for isa, flags in X86_ISAS.items()}
+
+
+def _made_by(compiler: list[str], folder: Path) -> dict[str, list[str]]:
+    """instruction_sets() without what the compiler, or the assembler it calls, is too old for: only AVX-512 BF16 is so
+    young (GCC 10, clang 9; binutils 2.33). `folder`: where to try."""
+    found = instruction_sets()
+    if "avx512bf16" in found:
+        with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder, ignore_cleanup_errors=True) as trial:
+            source = Path(trial, "trial.cpp")
+            source.write_text('void dot_product() { asm("vdpbf16ps %zmm0, %zmm1, %zmm2"); }\n')
+            made = Path(trial, "trial.o")
+            output_of([*compiler, *found["avx512bf16"], "-c", str(source), "-o", str(made)])
+            if not made.exists():
+                del found["avx512bf16"]
+    return found
+
+
+def units(compiler: list[str], native: bool, isas: dict[str, list[str]]) -> list[Unit]:
+    """Every file to compile, in the order they are linked; `native` is for a module that stays on this machine, `isas`
+    the flags of each instruction set.
 
     The units of the instruction sets come last and the widest at the end: of an inline function that several units
     hold, the linker keeps the first copy, which any processor must be able to run.
@@ -151,11 +177,10 @@ def units(compiler: list[str], native: bool) -> list[Unit]:
         # at::parallel_for is a template: its threads are made by the code compiled here, with torch's own libgomp.
         # clang asks for another run-time library, whose threads know nothing of torch's; without it, one thread.
         threads.append("-fopenmp")
-    found += [Unit(source, f"{Path(source).stem}.o", [*every, *here, *threads]) for source in OPS_SOURCES]
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    for isa, flags in (X86_ISAS if x86 else {"portable": []}).items():
-        base = ["-march=x86-64"] if x86 else []
-        found.append(Unit(KERNELS_SOURCE, f"kernels-{isa}.o", [*every, *KERNEL_FLAGS, *base, *flags]))
+    chosen_from = ["-DAURA_HAS_AVX512BF16"] if "avx512bf16" in isas else []
+    found += [Unit(source, f"{Path(source).stem}.o", [*every, *here, *threads, *chosen_from]) for source in OPS_SOURCES]
+    for isa, flags in isas.items():
+        found.append(Unit(KERNELS_SOURCE, f"kernels-{isa}.o", [*every, *KERNEL_FLAGS, *flags]))
     return found
 
 
@@ -178,7 +203,7 @@ def source_hash(suffixes: tuple[str, ...] = (".cpp", ".h", ".inl")) -> str:
 
 
 def output_of(command: list[str]) -> str:
-    """What a version query prints, or "" when the command is absent or fails: then it is simply another key."""
+    """What a query of a tool prints, or "" when the command is absent or hangs: then it is simply another answer."""
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -218,7 +243,7 @@ def build_key(compiler: list[str]) -> str:
     """Name of the folder of a build: another source, flag, tool or processor is another folder."""
     nvcc = shutil.which("nvcc")
     parts = {
-        "sources, flags and torch": _ninja_file(compiler, native=True),
+        "sources, flags and torch": _ninja_file(compiler, True, instruction_sets()),
         "python": [sys.version, sysconfig.get_config_var("SOABI")],
         "compiler": output_of([*compiler, "--version"]),
         "cuda": output_of([nvcc, "--version"]) if nvcc else "none",
@@ -278,7 +303,7 @@ def escaped(path: Path) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def _ninja_file(compiler: list[str], native: bool) -> str:
+def _ninja_file(compiler: list[str], native: bool, isas: dict[str, list[str]]) -> str:
     lines = [
         "rule compile",
         f"  command = {quoted(compiler)} $flags -c $in -o $out",
@@ -286,7 +311,7 @@ def _ninja_file(compiler: list[str], native: bool) -> str:
         # Libraries come after the objects that need them: --as-needed, the default of some systems, drops them else.
         f"  command = {quoted(compiler)} $in {quoted(link_flags())} -o $out",
     ]
-    compiled = units(compiler, native)
+    compiled = units(compiler, native, isas)
     for unit in reversed(compiled):  # begun in this order: what takes longest first
         lines += [
             f"build {unit.object}: compile {escaped(ROOT / unit.source)}",
@@ -323,7 +348,7 @@ def _run_ninja(ninja: str, folder: Path) -> None:
 
 def build(compiler: list[str], target: Path, native: bool) -> None:
     """Build the extension at `target`; `native`: for this machine alone."""
-    run_build(_ninja_file(compiler, native), OUTPUT, target)
+    run_build(_ninja_file(compiler, native, _made_by(compiler, target.parent)), OUTPUT, target)
 
 
 def run_build(rules: str, output: str, target: Path) -> None:

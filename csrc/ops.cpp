@@ -17,11 +17,15 @@ namespace aura {
 namespace {
 
 // Best first. The compiler's check covers the operating system too, which must save the wider registers.
+// AURA_HAS_AVX512BF16: there are kernels of that set, which older compilers cannot make.
 std::vector<const Kernels*> runnable() {
   std::vector<const Kernels*> tables;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
+#if defined(AURA_HAS_AVX512BF16)
+    if (__builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512bf16::kernels());
+#endif
     tables.push_back(&avx512::kernels());
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables.push_back(&avx2::kernels());

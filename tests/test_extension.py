@@ -69,6 +69,15 @@ def finish(process, timeout=60):
     return out, err
 
 
+def units(native=True):
+    return extension.units(["g++"], native, extension.instruction_sets())
+
+
+def compiled(native):
+    """How often a build calls the compiler: once for each unit, and to try the youngest instruction set."""
+    return len(units(native)) + ("avx512bf16" in extension.instruction_sets())
+
+
 def wait_for(condition, timeout=30):
     limit = time.monotonic() + timeout
     while not condition():
@@ -89,7 +98,7 @@ def test_race_of_four_builds_once(workshop):
         said += err.splitlines()
     assert said == ["Se compila la extensión C++, solo esta vez: puede tardar unos minutos."]
     assert log.read_text().split().count("link") == 1
-    assert log.read_text().split().count("compile") == len(extension.units(["c++"], native=True))
+    assert log.read_text().split().count("compile") == compiled(native=True)
 
 
 @needs_jit
@@ -197,7 +206,7 @@ def test_the_standard_is_what_the_headers_of_torch_ask_for(tmp_path, header, fla
 
 def test_every_unit_is_built_by_that_standard(monkeypatch):
     monkeypatch.setattr(extension, "cxx_standard", lambda torch: "-std=c++20")
-    for unit in extension.units(extension.find_compiler(), native=True):
+    for unit in units():
         assert [flag for flag in unit.flags if flag.startswith("-std=")] == ["-std=c++20"]
 
 
@@ -268,10 +277,10 @@ def test_key_changes_with_sources_flags_torch_and_compiler(tmp_path, monkeypatch
 @pytest.mark.parametrize("native", [True, False])
 def test_kernels_are_compiled_once_for_each_instruction_set(native):
     """A set forced with AURA_CPU_ISA must be genuine: its unit gets no other instructions, wherever it is compiled."""
-    units = extension.units(["g++"], native)
-    kernels = {unit.object: unit.flags for unit in units if unit.source == extension.KERNELS_SOURCE}
-    rest = [unit for unit in units if unit.source != extension.KERNELS_SOURCE]
-    assert len({unit.object for unit in units}) == len(units)
+    every = units(native)
+    kernels = {unit.object: unit.flags for unit in every if unit.source == extension.KERNELS_SOURCE}
+    rest = [unit for unit in every if unit.source != extension.KERNELS_SOURCE]
+    assert len({unit.object for unit in every}) == len(every)
     assert all(any("native" in flag for flag in unit.flags) == native for unit in rest)
     assert all("-fopenmp" in unit.flags for unit in rest if unit.source in extension.OPS_SOURCES)
     for flags in kernels.values():
@@ -281,21 +290,40 @@ def test_kernels_are_compiled_once_for_each_instruction_set(native):
         assert list(kernels) == ["kernels-portable.o"]
         return
     # In link order: of an inline function that several hold, the first copy is kept, so it must run anywhere.
-    assert [unit.object for unit in units[-3:]] == ["kernels-portable.o", "kernels-avx2.o", "kernels-avx512.o"]
+    assert [unit.object for unit in every[-4:]] == ["kernels-portable.o", "kernels-avx2.o", "kernels-avx512.o",
+                                                    "kernels-avx512bf16.o"]
+    avx512 = "-march=x86-64 -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512".split()
     machine = {name: [flag for flag in flags if flag.startswith("-m")] for name, flags in kernels.items()}
     assert machine == {
         "kernels-portable.o": ["-march=x86-64"],
         "kernels-avx2.o": ["-march=x86-64", "-mavx2", "-mfma"],
-        "kernels-avx512.o": "-march=x86-64 -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl"
-        " -mprefer-vector-width=512".split(),
+        "kernels-avx512.o": avx512,
+        "kernels-avx512bf16.o": [*avx512, "-mavx512bf16"],
     }
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("old", ["compiler", "assembler"])
+def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, old):
+    """University clusters load a new compiler that calls the system's old assembler."""
+    compiler = tmp_path / "cxx"
+    wrong = "*-mavx512bf16*) echo unrecognized option >&2; exit 1;;" if old == "compiler" else ""
+    assembler = "*trial.cpp*) echo no such instruction: vdpbf16ps >&2; exit 1;;" if old == "assembler" else ""
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in\n{wrong}\n{assembler}\nesac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    made = extension._made_by([str(compiler)], tmp_path)
+    assert list(made) == ["portable", "avx2", "avx512"]
+    assert list(extension._made_by(extension.find_compiler(), tmp_path)) == list(extension.X86_ISAS)
+    assert [path.name for path in tmp_path.iterdir()] == ["cxx"]
+    of_ops = next(unit for unit in extension.units([str(compiler)], True, made) if unit.source == "csrc/ops.cpp")
+    assert "-DAURA_HAS_AVX512BF16" not in of_ops.flags
 
 
 def test_without_torch_the_loader_alone_is_built(monkeypatch):
     monkeypatch.setattr(extension, "find_torch", lambda: None)
-    units = extension.units(["g++"], native=False)
-    assert [unit.source for unit in units] == list(extension.LOADER_SOURCES)
-    assert all({"-DAURA_WITHOUT_TORCH", '-DAURA_TORCH_VERSION="none"'} <= set(unit.flags) for unit in units)
+    alone = units(native=False)
+    assert [unit.source for unit in alone] == list(extension.LOADER_SOURCES)
+    assert all({"-DAURA_WITHOUT_TORCH", '-DAURA_TORCH_VERSION="none"'} <= set(unit.flags) for unit in alone)
     assert not any("torch" in flag for flag in extension.link_flags())
 
 
@@ -346,7 +374,7 @@ def test_installation_builds_if_there_is_a_compiler(tmp_path, workshop):
         return [path.name for path in (tmp_path / "lib").rglob("*") if path.is_file()]
 
     assert built() == ["_C" + extension.importlib.machinery.EXTENSION_SUFFIXES[0]]
-    assert log.read_text().split().count("compile") == len(extension.units(["c++"], native=False))
+    assert log.read_text().split().count("compile") == compiled(native=False)
     assert built(CXX="/nonexistent") == []  # not even the one built before
 
 

@@ -100,7 +100,7 @@ def test_rows():
     check_rows()
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_instruction_sets(isa):
     support.check_on(isa, __name__, "check_rows")
 

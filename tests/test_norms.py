@@ -361,7 +361,7 @@ CORE = (test_formula_in_float64, test_dropout_against_the_formula, test_mask_is_
         test_infinite_and_nan_rows_stay_alone, test_extreme_sizes)
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_other_instruction_sets(isa):
     module = extension.load()
     if isa not in module.cpu_isas() or isa == module.cpu_isa():

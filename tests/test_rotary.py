@@ -52,7 +52,7 @@ def test_values():
     check_values()
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_instruction_sets(isa):
     support.check_on(isa, __name__, "check_values")
 

@@ -10,7 +10,11 @@
 #include <type_traits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#if defined(__AVX512BF16__)
+#define AURA_ISA avx512bf16
+#else
 #define AURA_ISA avx512
+#endif
 #define AURA_VECTOR_BYTES 64
 #elif defined(__AVX2__) && defined(__FMA__)
 #define AURA_ISA avx2
@@ -101,12 +105,54 @@ AURA_INLINE void store_as(float* to, VecF v) { store(to, v); }
 AURA_INLINE void store_as(double* to, Vec<double> v) { store(to, v); }
 // Round to nearest, ties to even; a NaN stays a NaN.
 AURA_INLINE void store_as(bfloat16* to, VecF v) {
+#if defined(__AVX512BF16__)
+  store(to, _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));  // below 2^-126, zero
+#else
   const VecU bits = reinterpret_cast<VecU>(v);
   const VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const VecU quiet = (bits >> 16) | 0x40u;
   const VecU is_nan = reinterpret_cast<VecU>(v != v);
   store(to, __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), VecH));
+#endif
 }
+
+// Two bfloat16 in one lane, the first in the lower half.
+using Pair = uint32_t;
+using VecP = Vec<Pair>;
+
+AURA_INLINE VecF add_product(VecF sum, VecF a, VecF b) { return sum + a * b; }
+AURA_INLINE Vec<double> add_product(Vec<double> sum, Vec<double> a, Vec<double> b) { return sum + a * b; }
+
+// Whether the processor multiplies pairs and adds both products to a float.
+#if defined(__AVX512BF16__)
+constexpr bool kDotProducts = true;
+
+AURA_INLINE VecF add_product(VecF sum, VecP a, VecP b) {
+  return reinterpret_cast<VecF>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a),
+                                                 reinterpret_cast<__m512bh>(b)));
+}
+
+// Pairs of a[i] and b[i], from a vector that holds a in its lower half and b in its upper one.
+AURA_INLINE VecP zip(VecP halves) {
+  typedef uint16_t Words __attribute__((vector_size(64)));
+  const Words index = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return reinterpret_cast<VecP>(_mm512_permutexvar_epi16(reinterpret_cast<__m512i>(index), reinterpret_cast<__m512i>(halves)));
+}
+
+// a, rounded, in the lower half and b in the upper one.
+AURA_INLINE VecP round_halves(VecF a, VecF b) {
+  return reinterpret_cast<VecP>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
+}
+
+// Pairs of the sixteen values from a on and the sixteen from b on.
+AURA_INLINE VecP load_pairs(const bfloat16* a, const bfloat16* b) {
+  const __m512i lower = _mm512_castsi256_si512(reinterpret_cast<__m256i>(load<VecH>(a)));
+  return zip(reinterpret_cast<VecP>(_mm512_inserti64x4(lower, reinterpret_cast<__m256i>(load<VecH>(b)), 1)));
+}
+#else
+constexpr bool kDotProducts = false;
+#endif
 
 // The first `count` elements only; the rest reads as zero and is not written.
 template <typename T>
