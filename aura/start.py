@@ -196,7 +196,8 @@ def synchronise(dist, module, synced):
                                                      "ha enviado: la red o una de las máquinas corrompe los datos")
     if not same:
         synced.retreat()
-    dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} procesos")
+    dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} "
+                    f"proceso{'s' * (dist.world_size > 1)}")
 
 
 def _same_everywhere(dist, module):
