@@ -20,21 +20,6 @@ template <typename T>
 AURA_INLINE Vec<Compute<T>> load_part(const T* from, Whole) {
   return load_as(from);
 }
-#if AURA_VECTOR_BYTES == 64
-// GCC takes a conversion of 16 to 32 bits or back apart into halves; here these conversions are half of the work.
-AURA_INLINE VecF load_part(const bfloat16* from, Whole) {
-  return reinterpret_cast<VecF>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
-}
-AURA_INLINE void store_part(bfloat16* to, VecF v, Whole) {
-  const __m512i bits = reinterpret_cast<__m512i>(v), upper = _mm512_srli_epi32(bits, 16);
-  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(reinterpret_cast<__m512>(v), reinterpret_cast<__m512>(v), _CMP_UNORD_Q);
-  const __m512i result = _mm512_mask_or_epi32(rounded, is_nan, upper, _mm512_set1_epi32(0x40));
-  store(to, _mm512_cvtepi32_epi16(result));
-}
-#endif
 template <typename T>
 AURA_INLINE Vec<Compute<T>> load_part(const T* from, int64_t count) {
   return load_some(from, count);
@@ -56,6 +41,10 @@ AURA_INLINE V zero_rest(V v, int64_t count) {
   for (int64_t i = count; i < static_cast<int64_t>(sizeof(V) / sizeof(v[0])); ++i) v[i] = 0;
   return v;
 }
+
+// Asks for what a later row reads there, into the second-level cache: the passes over a row that is in the first leave the
+// bus to it. Not for what is written, as whole cache lines are written without being read first unless one asks for them.
+AURA_INLINE void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 // Calls body(column, chain, part) for each vector of C in a row; neighbours get different chains 0..3, so that four
 // sums can run side by side.
@@ -173,7 +162,7 @@ AURA_INLINE void add_row(const NormForward& a, int64_t row) {
   });
 }
 
-template <typename R, typename W, bool kRms>
+template <typename X, typename R, typename W, bool kRms>
 AURA_INLINE void normalise_row(const NormForward& a, const R* x, int64_t row) {
   using C = Compute<R>;
   C mean = 0;
@@ -185,8 +174,13 @@ AURA_INLINE void normalise_row(const NormForward& a, const R* x, int64_t row) {
     mean = sum.total() / static_cast<C>(a.columns);
     static_cast<C*>(a.mean)[row] = mean;
   }
+  const int64_t next = (row + 1) * a.columns;
   Chains<C> squares;
   sweep<C>(a.columns, [&](int64_t c, int chain, auto part) __attribute__((always_inline)) {
+    if (a.residual) {  // one stream alone the processor follows by itself
+      fetch(static_cast<const X*>(a.x) + next + c);
+      fetch(static_cast<const R*>(a.residual) + next + c);
+    }
     const Vec<C> d = zero_rest(load_part(x + c, part) - mean, part);
     squares.sum[chain] += d * d;
   });
@@ -219,13 +213,13 @@ void forward(const NormForward& a, int64_t begin, int64_t end) {
       }
       x = a.new_residual;
     }
-    normalise_row<R, W, kRms>(a, static_cast<const R*>(x) + row * a.columns, row);
+    normalise_row<X, R, W, kRms>(a, static_cast<const R*>(x) + row * a.columns, row);
   }
 }
 
 // d(what was normalised) of one row, n = (x - mean) * rstd, g = dy * weight:
 //   rstd * (g - mean(g) - n * mean(g * n)), without the middle term for RMS; plus what comes past the norm.
-template <typename R, typename W, bool kRms, bool kPast>
+template <typename R, typename W, bool kRms, bool kPast, int kRows>
 AURA_INLINE void gradient_row(const NormBackward& a, int64_t row, Compute<R> mean, Compute<R> rstd, Compute<R> mean_g,
                               Compute<R> mean_gn) {
   using C = Compute<R>;
@@ -234,7 +228,11 @@ AURA_INLINE void gradient_row(const NormBackward& a, int64_t row, Compute<R> mea
   const R* dy = static_cast<const R*>(a.dy) + row * a.columns;
   const R* past = static_cast<const R*>(a.d_new_residual) + (kPast ? row * a.columns : 0);
   R* to = static_cast<R*>(a.dresidual) + row * a.columns;
+  const int64_t later = kRows * a.columns;
   sweep<C>(a.columns, [&](int64_t c, int, auto part) __attribute__((always_inline)) {
+    fetch(x + later + c);
+    fetch(dy + later + c);
+    if constexpr (kPast) fetch(past + later + c);
     const Vec<C> n = (load_part(x + c, part) - mean) * rstd;
     const Vec<C> g = load_part(dy + c, part) * load_part(weight + c, part);
     Vec<C> d = (g - mean_g - n * mean_gn) * rstd;
@@ -293,9 +291,9 @@ AURA_INLINE void backward_rows(const NormBackward& a, int64_t row, Compute<R>* d
     const C mean_g = sum_lanes<C>(sum_g[i]) / static_cast<C>(a.columns);
     const C mean_gn = sum_lanes<C>(sum_gn[i]) / static_cast<C>(a.columns);
     if (a.d_new_residual) {
-      gradient_row<R, W, kRms, true>(a, row + i, mean[i], rstd[i], mean_g, mean_gn);
+      gradient_row<R, W, kRms, true, kRows>(a, row + i, mean[i], rstd[i], mean_g, mean_gn);
     } else {
-      gradient_row<R, W, kRms, false>(a, row + i, mean[i], rstd[i], mean_g, mean_gn);
+      gradient_row<R, W, kRms, false, kRows>(a, row + i, mean[i], rstd[i], mean_g, mean_gn);
     }
     if (!a.dx) continue;
     if (a.dropout.threshold) {

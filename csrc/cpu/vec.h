@@ -97,8 +97,12 @@ typedef uint16_t VecH __attribute__((vector_size(AURA_VECTOR_BYTES / 2)));
 AURA_INLINE VecF load_as(const float* from) { return load<VecF>(from); }
 AURA_INLINE Vec<double> load_as(const double* from) { return load<Vec<double>>(from); }
 AURA_INLINE VecF load_as(const bfloat16* from) {
+#if AURA_VECTOR_BYTES == 64  // GCC takes __builtin_convertvector of 16 to 32 bits, or back, apart into halves
+  return reinterpret_cast<VecF>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
+#else
   const VecU bits = __builtin_convertvector(load<VecH>(from), VecU) << 16;
   return reinterpret_cast<VecF>(bits);
+#endif
 }
 
 AURA_INLINE void store_as(float* to, VecF v) { store(to, v); }
@@ -112,7 +116,12 @@ AURA_INLINE void store_as(bfloat16* to, VecF v) {
   const VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const VecU quiet = (bits >> 16) | 0x40u;
   const VecU is_nan = reinterpret_cast<VecU>(v != v);
-  store(to, __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), VecH));
+  const VecU result = (rounded & ~is_nan) | (quiet & is_nan);
+#if AURA_VECTOR_BYTES == 64
+  store(to, _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(result)));
+#else
+  store(to, __builtin_convertvector(result, VecH));
+#endif
 #endif
 }
 
@@ -168,11 +177,17 @@ AURA_INLINE void store_some(T* to, Vec<Compute<T>> v, int64_t count) {
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(T));
 }
 
-template <typename T>
-AURA_INLINE T sum_lanes(Vec<T> v) {
-  T total = 0;
-  for (int i = 0; i < kWidth<T>; ++i) total += v[i];
-  return total;
+// Halves are added until one lane is left: five sums after one another where there would be sixteen.
+template <typename T, int kBytes = AURA_VECTOR_BYTES, typename V>
+AURA_INLINE T sum_lanes(V v) {
+  if constexpr (kBytes == sizeof(T)) {
+    return v[0];
+  } else {
+    typedef T Half __attribute__((vector_size(kBytes / 2)));
+    Half halves[2];
+    std::memcpy(halves, &v, kBytes);
+    return sum_lanes<T, kBytes / 2>(halves[0] + halves[1]);
+  }
 }
 
 // 2^x for x <= 127: the nearest integer goes to the exponent, the rest, within [-1/2, 1/2], through a minimax polynomial
