@@ -177,7 +177,7 @@ AURA_INLINE void store_some(T* to, Vec<Compute<T>> v, int64_t count) {
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(T));
 }
 
-// Halves are added until one lane is left: five sums after one another where there would be sixteen.
+// Halves are added until one lane is left: of sixteen lanes, four sums after one another and not sixteen.
 template <typename T, int kBytes = AURA_VECTOR_BYTES, typename V>
 AURA_INLINE T sum_lanes(V v) {
   if constexpr (kBytes == sizeof(T)) {
