@@ -139,9 +139,8 @@ def complete(args, card, note):
     if (args.vocab_size or 0) > MOST_PIECES:
         raise UserError(f"{flag('vocab_size')} {args.vocab_size}: indique {MOST_PIECES} piezas o menos")
     if args.preset == "auto":
-        args.preset = choose_preset(args, card)
-        fits = f"el mayor que cabe en {card.name} ({card.memory / 1e9:.1f} GB)"
-        note(f"Preset: {args.preset}, {fits if card.type == 'cuda' else 'el de las CPU'}.")
+        args.preset, why = choose_preset(args, card)
+        note(f"Preset: {args.preset}, {why}.")
     preset = PRESETS.get(args.preset, MANUAL)
     missing = [flag(name) for name in SIZES if getattr(args, name) is None]
     if preset is MANUAL and missing:
@@ -190,13 +189,16 @@ def job_of(args, config, card):
 
 
 def choose_preset(args, card):
-    """The largest preset that fits the card with all that was given; a CPU gets the one that was made for it."""
+    """(name, why) of the largest preset that fits the card with all that was given, or of the smallest where none does;
+    a CPU gets the one that was made for it."""
+    if card.type != "cuda":
+        return "aura-cpu", "el de las CPU"
+    room = f"en {card.name} ({card.memory / 1e9:.1f} GB)"
     for name, preset in PRESETS.items():
         wanted = argparse.Namespace(**vars(args))
-        job = job_of(wanted, fill(wanted, preset), card)
-        if card.type == "cuda" and plan.peak(job) <= card.memory:
-            return name
-    return "aura-cpu"
+        if plan.peak(job_of(wanted, fill(wanted, preset), card)) <= card.memory:
+            return name, f"el mayor que cabe {room}"
+    return name, f"el menor: ninguno cabe {room}"
 
 
 def ladder(args, config):

@@ -236,6 +236,11 @@ def test_auto_takes_the_largest_that_fits(dry_run, gigabytes, preset):
     assert code == 0 and f"Preset: {preset}," in output, output
 
 
+def test_where_nothing_fits_auto_does_not_say_that_it_does(dry_run):
+    error, output = dry_run("--dataset_path", "muestra", "--gpu_gb", 0.3)
+    assert error.startswith("el modelo no cabe") and "Preset: aura-cpu, el menor: ninguno cabe en " in output
+
+
 def test_what_the_first_preset_of_the_guide_asks_for(dry_run):
     code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", "80", "--gpu", "NVIDIA A100-SXM4-80GB",
                            "--dataset_max_tokens", "2000000000", "--dropout", "0.1")
