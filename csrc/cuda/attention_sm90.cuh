@@ -272,7 +272,7 @@ inline Encode find_encode() {
   constexpr char kName[] = "cuTensorMapEncodeTiled";
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
+#if CUDART_VERSION >= 13000  // 12.5 has it too, but what was built with 12.5 may run with the runtime of 12.0
   const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &found);
 #else
   const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
