@@ -150,10 +150,10 @@ def answer_loss(model, batch):
 
 def train(args, dist, task, clock):
     """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code. clock: for loop.train."""
+    ops.use(args.attention, dist.device)
     precision = start.agree_precision(args, dist)
     start.require_memory(args, task.config, dist,
                          "elija un --model menor, o reparta el modelo con --strategy fsdp")
-    ops.use(args.attention, dist.device)
     module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
     if not dist.sharded:
         dist.broadcast_weights(module)

@@ -312,6 +312,13 @@ def losses_in_chunks(hidden, weight, targets, ignore_index, rows):
                       for part, wanted in parts])
 
 
+def multiplies_bfloat16():
+    """Whether this processor multiplies bfloat16 as such, in our kernels too: a step then takes about half the time."""
+    if _choice is None:
+        use()
+    return _choice == "fused" and extension.load().cpu_isa() == "avx512bf16"
+
+
 def describe(device):
     """A short Spanish phrase for the log: what carries out attention, norms and loss on this device."""
     if _choice is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from aura import backend, checkpoint, loop, pace, report, sharding, sync
+from aura import backend, checkpoint, loop, ops, pace, report, sharding, sync
 from aura import tokenizer as tokenizers
 from aura.diloco import DiLoCo
 from aura.ema import Average
@@ -62,10 +62,14 @@ def choose_precision(name, device):
 def agree_precision(args, dist):
     """The Precision of every rank, to be called on all of them: as choose_precision() has it or, where 'auto' gives not
     all the same, what all of them can do, since gradients that are averaged must have been scaled alike. With diloco,
-    where none are, each has its own."""
+    where none are, each has its own. Says where 'auto' is slower than need be. After ops.use()."""
     own = choose_precision(args.precision, dist.device)
-    names = dist.gather_objects(own.name)
+    pairs = dist.device.type == "cpu" and ops.multiplies_bfloat16()
+    names, all_pairs = zip(*dist.gather_objects((own.name, pairs)), strict=True)
     if len(set(names)) == 1 or args.sync == "diloco":
+        if args.precision == "auto" and all(all_pairs):
+            dist.print("--precision auto: fp32 sin GPU. Aquí el procesador multiplica bfloat16: con --precision bf16 "
+                       "cada paso puede tardar la mitad.")
         return own
     common = "fp32" if "fp32" in names else "fp16"
     told = ", ".join(f"{name} en el rango {names.index(name)}" for name in dict.fromkeys(names))

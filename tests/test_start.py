@@ -8,7 +8,7 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import backend, checkpoint, start
+from aura import backend, checkpoint, ops, start
 from aura.distributed import SAME_EVERYWHERE, Session
 from aura.errors import UserError
 from aura.models import gpt
@@ -29,14 +29,19 @@ class Ranks(Session):
         self.names = names
 
     def gather_objects(self, value):
-        return [value, *self.names[1:]]
+        return [value, *((name, False) for name in self.names[1:])]
+
+
+@pytest.fixture
+def plain_processor(monkeypatch):
+    monkeypatch.setattr(ops, "multiplies_bfloat16", lambda: False)
 
 
 @pytest.mark.parametrize("names,sync,wanted", [
     (["fp32", "fp32"], "auto", "fp32"), (["fp32", "bf16"], "ddp", "fp32"), (["fp32", "fp16"], "fp16", "fp32"),
     (["fp32", "fp16", "bf16"], "auto", "fp32"), (["bf16", "fp16"], "auto", "fp16"), (["fp16", "bf16"], "ddp", "fp16"),
     (["bf16", "fp32"], "ddp", "fp32"), (["bf16", "fp16"], "diloco", "bf16"), (["fp32", "bf16"], "diloco", "fp32")])
-def test_all_ranks_take_a_precision_that_all_of_them_have(monkeypatch, capsys, names, sync, wanted):
+def test_all_ranks_take_a_precision_that_all_of_them_have(plain_processor, monkeypatch, capsys, names, sync, wanted):
     """Or gradients that are averaged would be of different loss scales."""
     device = torch.device("cpu")
     if names[0] != "fp32":  # as if it were a card
@@ -49,6 +54,26 @@ def test_all_ranks_take_a_precision_that_all_of_them_have(monkeypatch, capsys, n
     said = capsys.readouterr().out
     assert bool(said) == (len(set(names)) > 1 and sync != "diloco")
     assert not said or (f"{names[1]} en el rango 1" in said and f"calculan todos en {wanted}" in said)
+
+
+@pytest.mark.parametrize("precision,others,said", [("auto", [], True), ("auto", [True], True), ("auto", [False], False),
+                                                   ("fp32", [], False), ("bf16", [], False)])
+def test_auto_says_where_bfloat16_would_be_faster(monkeypatch, capsys, precision, others, said):
+    """If all processors multiply it: the slowest sets the pace."""
+    monkeypatch.setattr(ops, "multiplies_bfloat16", lambda: True)
+    dist = Ranks(["fp32"] * (1 + len(others)))
+    dist.gather_objects = lambda mine: [mine, *(("fp32", other) for other in others)]
+    chosen = start.agree_precision(SimpleNamespace(precision=precision, sync="auto"), dist).name
+    assert chosen == ("fp32" if precision == "auto" else precision)
+    assert ("con --precision bf16" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("choice,isa,yes", [("fused", "avx512bf16", True), ("fused", "avx512", False),
+                                            ("sdpa", "avx512bf16", False)])
+def test_whether_bfloat16_is_multiplied_is_asked_of_our_kernels(monkeypatch, choice, isa, yes):
+    monkeypatch.setattr(ops, "_choice", choice)
+    monkeypatch.setattr(ops.extension, "load", lambda: SimpleNamespace(cpu_isa=lambda: isa))
+    assert ops.multiplies_bfloat16() == yes
 
 
 def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
