@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.launch import LISTENED, die_with_parent
 
 POLL_SECONDS = 0.2
+ANSWER_SECONDS = 1.0
 THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
 # Of the arguments, what all processes must have been started with: the model, its steps, and when they talk. Not those
 # that name files, which lie elsewhere on another machine.
@@ -221,20 +223,24 @@ class Session:
                         f"dijo la red: {first_line(problem)}")
 
     def _silent_ranks(self):
-        """A phrase that names the ranks that do not answer at the store after a collective has failed."""
+        """A phrase that names the ranks that do not answer at the store after a collective has failed. Where all live,
+        those that have not come as far, busy or stuck."""
         def ask():
             self.store.set(f"survivor/{self.rank}", "1")
-            silent, deadline = list(range(self.world_size)), time.monotonic() + FAREWELL_SECONDS
-            while silent and time.monotonic() < deadline:
-                silent = [rank for rank in silent if not self.store.check([f"survivor/{rank}"])]
+            self.store.set("lost", "1")
+            away, deadline = list(range(self.world_size)), time.monotonic() + FAREWELL_SECONDS
+            while away and time.monotonic() < deadline:
+                away = [rank for rank in away if not self.store.check([f"survivor/{rank}"])]
                 time.sleep(POLL_SECONDS)
-            return silent
+            return away, [rank for rank in away if not self.store.check([f"alive/{rank}"])]
 
         try:
-            self.silent = within(FAREWELL_SECONDS + 2, ask)
+            away, silent = within(FAREWELL_SECONDS + 2, ask)
         except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
-            self.silent = [0] if self.rank else []
-        return f"; {placement.told('no contesta', self.silent)}" if self.silent else ""
+            away = silent = [0] if self.rank else []
+        self.silent = silent or away
+        how = ("no contesta",) if silent else ("no ha", "llegado a este punto")
+        return f"; {placement.told(how[0], self.silent, *how[1:])}" if self.silent else ""
 
     @property
     def saves_alone(self):
@@ -326,7 +332,8 @@ def session(args, before_group=None):
             if before_group is None or before_group(dist, place, peers):
                 dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
                 _start_group(dist, place, peers, args.backend)
-            yield dist
+            with _answering(dist):
+                yield dist
     finally:
         sharding.release(dist.mesh)
         if c10d.is_initialized():
@@ -339,6 +346,29 @@ def session(args, before_group=None):
             _say_farewell(dist)
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _answering(dist):
+    """A block during which this process answers others who ask who is left (see Session._silent_ranks), though its main
+    thread is at work and finds out later."""
+    over = threading.Event()
+
+    def answer():
+        with contextlib.suppress(RuntimeError):  # without the store nobody can ask
+            store = dist.store.clone()  # a connection of its own: the main thread's may be waiting for something
+            while not over.wait(ANSWER_SECONDS):
+                if store.check(["lost"]):
+                    store.set(f"alive/{dist.rank}", "1")
+                    return
+
+    thread = threading.Thread(target=answer, name="answers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(ANSWER_SECONDS)  # a store that is stopped may hold it
 
 
 def _say_farewell(dist):

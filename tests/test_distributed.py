@@ -323,6 +323,27 @@ dist.barrier()
         assert "no contesta el rango 1 " in output
 
 
+@pytest.mark.parametrize(("busy", "killed", "named"), [
+    ({1, 2}, True, "no contesta el rango 1 "), ({2}, False, "no ha llegado a este punto el rango 2 ")])
+def test_a_rank_at_work_is_not_taken_for_the_one_that_is_gone(tmp_path, busy, killed, named):
+    """Rank 2 computes on for longer than anybody waits for an answer; where nobody is gone, it is who is waited for."""
+    path = program(tmp_path, f"""
+import time
+dist.print_each("dentro")
+if dist.rank in {busy}:
+    time.sleep(60)
+dist.barrier()
+""")
+    path.write_text(path.read_text().replace("dist_timeout=20.0", "dist_timeout=10.0"))
+    with ranks([path], [tmp_path] * 3) as processes:
+        for process in processes:
+            process.wait_for("dentro")
+        if killed:
+            os.killpg(processes[1].child.pid, signal.SIGKILL)
+        code, output = processes[0].finish(60)
+    assert code == 3 and named in output, output
+
+
 def test_a_first_rank_that_is_killed_while_it_prepares_is_told_in_one_line(tmp_path):
     path = program(tmp_path, """
 import time
