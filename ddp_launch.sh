@@ -176,6 +176,13 @@ if [[ -z ${OMP_NUM_THREADS:-} ]]; then
     export OMP_NUM_THREADS=$((cores > processes ? cores / processes : 1))
 fi
 [[ -z ${warning} ]] || printf 'Aviso: %s.\n' "${warning}" >&2
+# torchrun would wait for the other machines in silence, or write stack traces.
+if ((node_rank > 0)); then
+    PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -m aura.waiting "${addr}" "${port}" || exit
+elif ((several)); then
+    printf 'Las %d máquinas empiezan juntas; se espera a las otras, todas con MASTER_ADDR=%s MASTER_PORT=%d NNODES=%d.\n' \
+        "${nnodes}" "${addr}" "${port}" "${nnodes}" >&2
+fi
 # Saving a large checkpoint can outlast the 30 s torchrun gives its workers after a signal.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
@@ -190,8 +197,9 @@ signals=SIGTERM,SIGINT,SIGQUIT,SIGUSR1
 [[ $(trap -p HUP) == "trap -- '' SIGHUP" ]] || signals+=,SIGHUP
 
 # exec: the signals sent to this process reach torchrun. SIGUSR1 is not among those it forwards by itself: it would
-# die of it and leave the workers behind.
-exec "${python}" -m torch.distributed.run \
+# die of it and leave the workers behind. While it waits for the others, outside Python, it must die of Ctrl+C.
+mortal="import signal as s; s.getsignal(2) == s.SIG_IGN or s.signal(2, s.SIG_DFL)"
+exec "${python}" -c "${mortal}; import torch.distributed.run as torchrun; torchrun.main()" \
     --nnodes="${nnodes}" --nproc-per-node="${processes}" --node-rank="${node_rank}" \
     --rdzv-backend=static --master-addr="${addr}" --master-port="${port}" --max-restarts=0 \
     --signals-to-handle="${signals}" \

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aura import cgroup, cli, launch, placement
+from aura import cgroup, cli, launch, placement, waiting
 from aura.errors import EXIT_OK, UserError
 
 ROOT = Path(__file__).resolve().parent
@@ -164,8 +164,15 @@ def main():
             print(f"{name}={value}: {why}")
     variables = {name: value for name, (value, _) in settings.items()}
     print(" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command))
-    return EXIT_OK if args.dry_run else launch.Launch(processes, args.max_restarts, args.verbose).run(
-        command, variables)
+    if args.dry_run:
+        return EXIT_OK
+    others = None
+    if args.nodes > 1:
+        others = (f"{args.nodes} con esta, todas con --nodes {args.nodes} --master-addr {args.master_addr} "
+                  f"--master-port {args.master_port}, y cada una con su --node-rank")
+    if args.node_rank > 0:
+        waiting.for_machine_0(args.master_addr, args.master_port)
+    return launch.Launch(processes, args.max_restarts, args.verbose, others).run(command, variables)
 
 
 if __name__ == "__main__":

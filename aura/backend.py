@@ -14,10 +14,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as c10d
 
-from aura import cgroup, placement
+from aura import cgroup, placement, waiting
 from aura.errors import UserError
 
-ANSWER_SECONDS = 2.0  # for a port to be open
 NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
 
 
@@ -95,14 +94,22 @@ def connect_store(place, timeout):
                              timeout=timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True,
                              use_libuv=os.environ.get("USE_LIBUV", "1") != "0")
 
+    def say(line):
+        print(f"[rango {place.rank}] {line}", file=sys.stderr, flush=True)
+
+    if place.rank and not hosted_by_agent:  # torch would wait in silence, and then write a stack trace
+        reason = waiting.until_open(place.master_addr, place.master_port, timeout, "al rango 0", say)
+        if reason:
+            wrong = placement.name_problem(place.master_addr, own=False)
+            raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s: {wrong or reason}")
     try:
         with quiet_stderr():
-            store = within(timeout, connect)
+            store = within(timeout + 2, connect)  # torch's own message, when it gives up, is still to be hidden
     except (RuntimeError, TimeoutError) as problem:
         if "EADDRINUSE" in str(problem) or "address already in use" in str(problem):
             raise UserError(f"el puerto {place.master_port} ya está en uso en esta máquina; elija otro con "
                             "--master-port (o MASTER_PORT) en todas") from problem
-        if _answers(place.master_addr, place.master_port):
+        if waiting.closed(place.master_addr, place.master_port) is None:
             raise UserError(f"lo que contesta en {where} no es el rango 0, o está parado (espera máxima {timeout:g} "
                             "s): mire qué programa usa ese puerto en su máquina, o elija otro con --master-port (o "
                             "MASTER_PORT) en todas") from problem
@@ -111,15 +118,6 @@ def connect_store(place, timeout):
                         "compruebe que está en marcha, que MASTER_ADDR es la dirección de su máquina y que el "
                         "cortafuegos deja pasar ese puerto") from problem
     return c10d.PrefixStore(attempt_prefix(), store)
-
-
-def _answers(host, port):
-    """Whether somebody listens there."""
-    try:
-        socket.create_connection((host, port), ANSWER_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def attempt_prefix():

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import placement, sharding, sync
+from aura import placement, sharding, sync, waiting
 from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.launch import LISTENED, die_with_parent
@@ -185,6 +185,8 @@ class Session:
             self.store.set(key, json.dumps({"result": result}))
             return result
         while not self._stored(key):
+            if (told := self.failure()) and not self._stored(key):
+                raise self._left(told)
             time.sleep(POLL_SECONDS)
         answer = json.loads(self.store.get(key))
         if "error" in answer:
@@ -216,11 +218,15 @@ class Session:
         """A PeerLost that gives the reason another process left, or what the network said."""
         self.broken = True
         if told := self.failure():
-            self.failed = told[:1]
-            return PeerLost(f"otro proceso se ha detenido: rango {told[0]}: {told[1]}")
+            return self._left(told)
         return PeerLost(f"se ha perdido la comunicación con otro proceso{self._silent_ranks()} (espera máxima "
                         f"{self.timeout:g} s): compruebe que todas las máquinas siguen encendidas y en red; lo que "
                         f"dijo la red: {first_line(problem)}")
+
+    def _left(self, told):
+        """A PeerLost that gives the reason of failure()."""
+        self.broken, self.failed = True, told[:1]
+        return PeerLost(f"otro proceso se ha detenido: rango {told[0]}: {told[1]}")
 
     def _silent_ranks(self):
         """A phrase that names the ranks that do not answer at the store after a collective has failed. Where all live,
@@ -425,7 +431,7 @@ def _join(place, dist, args):
     mine = json.dumps({"process": own, "host": socket.gethostname(), "address": address,
                        "node": os.environ.get("SLURMD_NODENAME"), "world_size": place.world_size,
                        "arguments": _compared(args)})
-    deadline = time.monotonic() + dist.timeout
+    patience = waiting.Patience(dist.print)
 
     def taken(other):
         other = json.loads(other)
@@ -450,9 +456,11 @@ def _join(place, dist, args):
             came |= {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
                      if rank not in came and store.check([f"joined/{rank}"])}
             apart = any(peer.get("world_size", place.world_size) != place.world_size for peer in came.values())
-            if len(came) == place.world_size or apart or time.monotonic() > deadline:
+            if len(came) == place.world_size or apart or patience.waited() > dist.timeout:
                 return came
-            time.sleep(POLL_SECONDS)
+            away = [rank for rank in range(place.world_size) if rank not in came]
+            patience.wait(POLL_SECONDS, f"a {len(away)} de los {place.world_size} procesos: "
+                                        f"{placement.told('falta', away)}.")
 
     try:
         return within(dist.timeout + FAREWELL_SECONDS, wait)

@@ -11,6 +11,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass
 
-from aura import console
+from aura import console, waiting
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
 from aura.signals import ORDERLY, ignored
 
@@ -130,10 +131,11 @@ def send_signal(pid, number):
 
 
 class Launch:
-    """torchrun and the ranks of this machine, as their messages tell."""
+    """torchrun and the ranks of this machine, as their messages tell. others: Spanish for what the other machines must
+    have been given; None where there are none."""
 
-    def __init__(self, processes, restarts, verbose):
-        self.processes, self.restarts, self.verbose = processes, restarts, verbose
+    def __init__(self, processes, restarts, verbose, others=None):
+        self.processes, self.restarts, self.verbose, self.others = processes, restarts, verbose, others
         self.ranks, self.ended, self.asked, self.attempt, self.over = {}, [], [], 0, False
         self.torchrun, self.chatter = None, deque(maxlen=50)
 
@@ -148,6 +150,8 @@ class Launch:
                                          preexec_fn=die_with_parent(signal.SIGTERM, os.getpid()))
         if self.asked:
             self.torchrun.kill()
+        if self.others:
+            threading.Thread(target=self.remind, daemon=True).start()
         for line in io.TextIOWrapper(self.torchrun.stderr, encoding="utf-8", errors="replace", newline=""):
             if line.startswith(MARK + MARK):
                 self.event(**json.loads(line[2:]))
@@ -159,6 +163,12 @@ class Launch:
                 if self.verbose:
                     self.warn(line, end="")
         return self.conclude(self.torchrun.wait())
+
+    def remind(self):
+        """Say, until the first rank begins, that torchrun waits for the other machines: it says nothing itself."""
+        patience = waiting.Patience(self.warn)
+        while not self.ranks and self.torchrun.poll() is None:
+            patience.wait(waiting.POLL_SECONDS, f"a las otras máquinas: {self.others}.")
 
     @staticmethod
     def warn(text, end="\n"):
@@ -234,6 +244,9 @@ class Launch:
             return EXIT_OK
         if not self.ranks and not self.asked:
             said = next((line for line in reversed(self.chatter) if line), "sin explicación")
+            if came := re.search(r"(\d+)/(\d+) clients joined", said):
+                raise UserError(f"en {waiting.TORCHRUN_SECONDS // 60} minutos se han juntado {came[1]} de {came[2]} "
+                                f"máquinas: compruebe que en las otras se ha lanzado lo mismo: {self.others}")
             raise UserError(f"torchrun no pudo arrancar los procesos: {said[:300]} (--verbose lo muestra entero)")
         culprit = self.culprit()
         if culprit is None:

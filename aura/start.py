@@ -272,11 +272,14 @@ def say_if_complete(dist, progress, steps):
 
 
 def leave_stopped(args, dist, progress, stopped, checkpointer):
-    """Say where a run that the signal `stopped` ended goes on, on all ranks; returns the exit code."""
+    """Say on every machine where a run that the signal `stopped` ended goes on, on all ranks; returns the exit code."""
     dist.barrier()  # the store lives in rank 0's process
     as_before = "resume" not in args.given or args.resume == "auto"
-    dist.print(f"Detenido por una señal en el paso {progress.step}; {checkpointer.named()}. "
-               + ("La misma orden lo reanuda." if as_before else "Para seguir, la misma orden con --resume auto."))
+    said = f"Detenido por una señal en el paso {progress.step}; "
+    how = " La misma orden lo reanuda." if as_before else " Para seguir, la misma orden con --resume auto."
+    dist.print(f"{said}{checkpointer.named()}.{how}")
+    if dist.machines and not dist.main and dist.machines.index(dist.machines[dist.rank]) == dist.rank:
+        dist.print_each(f"{said}lo ha guardado el rango 0.{how}")
     return EXIT_SIGNAL_BASE + stopped
 
 

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 def here(tmp_path):
     """A folder with a python that shows its arguments, one word a line, and a script to launch."""
     fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 0\nprintf "%s\\n" "$@" "OMP=$OMP_NUM_THREADS" '
-                    '"CUDA=${CUDA_VISIBLE_DEVICES-unset}"\n')
+    fake.write_text('#!/bin/sh\ncase "$1$2" in *torchrun*) ;; *) exit 0 ;; esac\n'
+                    'printf "%s\\n" "$@" "OMP=$OMP_NUM_THREADS" "CUDA=${CUDA_VISIBLE_DEVICES-unset}"\n')
     fake.chmod(0o755)
     (tmp_path / "work.py").write_text("print('ok')\n")
     return tmp_path
@@ -49,7 +49,7 @@ def composed(folder, *arguments, **options):
 
 def test_one_machine_by_default(here):
     words = composed(here, CUDA_VISIBLE_DEVICES="")
-    assert words[:2] == ["-m", "torch.distributed.run"]
+    assert words[0] == "-c" and words[1].endswith("torch.distributed.run as torchrun; torchrun.main()")
     for word in ("--nnodes=1", "--node-rank=0", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port=29500"):
         assert word in words
     assert words[words.index("work.py") + 1] == "--distributed"
@@ -163,7 +163,7 @@ def test_what_is_in_the_way_of_the_others_is_said_before_anything_starts(here):
         done = launch(here, "--preset", "demo", PYTHON=sys.executable, MASTER_PORT=port, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
     assert re.search(rf"MASTER_PORT={port}: el puerto {port} ya está en uso .*está libre MASTER_PORT=\d+", done.stderr)
-    (here / "python").write_text('#!/bin/sh\n[ "$1" = -c ] && exec ' + sys.executable + ' "$@"\n')  # runs no torchrun
+    (here / "python").write_text('#!/bin/sh\ncase "$2" in *torchrun*) ;; *) exec ' + sys.executable + ' "$@" ;; esac\n')
     for address, warned in (("203.0.113.9", True), ("127.0.0.1", False)):
         done = launch(here, MASTER_ADDR=address, MASTER_PORT=port, CUDA_VISIBLE_DEVICES="")
         assert ("Aviso: MASTER_ADDR=203.0.113.9 no es una dirección de esta" in done.stderr) == warned, done.stderr
@@ -258,6 +258,30 @@ def test_sigusr1_reaches_the_workers(here, worker):
             (here / f"sum.{rank}").unlink()
         signalled(here, worker)
     assert [(here / f"signal.{rank}").read_text() for rank in range(2)] == [str(int(signal.SIGUSR1))] * 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_machine_that_waits_for_another_says_so_and_hears_ctrl_c(here, worker, number):
+    address = "192.0.2.1"  # of no machine (RFC 5737)
+    environment = {name: value for name, value in os.environ.items() if name not in OURS}
+    environment |= {**worker, "SCRIPT": "work.py", "NNODES": "2", "NODE_RANK": str(number), "MASTER_ADDR": address}
+    with open(here / "log", "w") as log:
+        running = subprocess.Popen([str(LAUNCHER)], cwd=here, stdout=log, stderr=log, env=environment,
+                                   start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        expected = [f"espera a las otras, todas con MASTER_ADDR={address} ", f"a la máquina 0 en {address}:"][number]
+        while expected not in (here / "log").read_text():
+            assert running.poll() is None and time.monotonic() < deadline, (here / "log").read_text()
+            time.sleep(0.1)
+        time.sleep(6 * (1 - number))  # torchrun has gone to wait by then
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(timeout=10) in (-signal.SIGINT, 128 + signal.SIGINT)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait(timeout=60)
+    assert "Traceback" not in (here / "log").read_text()
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

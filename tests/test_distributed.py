@@ -164,12 +164,13 @@ def test_an_order_that_is_typed_twice_is_refused_and_harms_nobody(tmp_path):
         assert [process.finish(15)[0] for process in group] == [0] * 3
 
 
-@pytest.mark.parametrize("address, hint", [("127.0.0.1", ""), ("no.invalid", " ('no.invalid' no se resuelve en")])
+@pytest.mark.parametrize("address, hint", [("127.0.0.1", "en ese puerto no escucha nadie"),
+                                           ("no.invalid", "'no.invalid' no se resuelve en")])
 def test_an_unreachable_master_is_named_in_time(tmp_path, address, hint):
     port = free_port()
     code, output = run([DOCTOR, "--timeout", "2"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR=address,
                        MASTER_PORT=port)
-    assert code == 2 and f"{address}:{port} en 2 s{hint}" in output and "cortafuegos" in output
+    assert code == 2 and f"{address}:{port} en 2 s: {hint}" in output and output.count("\n") == 1
 
 
 def test_a_busy_port_is_named(tmp_path):
@@ -321,6 +322,17 @@ dist.barrier()
     for code, output in results:
         assert code == 3 and "se ha perdido la comunicación" in output
         assert "no contesta el rango 1 " in output
+
+
+def test_who_waits_for_the_first_rank_is_told_why_it_left(tmp_path):
+    """And not that the network is down, though the store goes with it."""
+    path = program(tmp_path, """
+if dist.main:
+    raise UserError("la carpeta está ocupada")
+dist.run_on_main(lambda: 1)
+""")
+    (first, _), (second, output) = run_ranks([path], [tmp_path] * 2)
+    assert (first, second) == (2, 3) and "otro proceso se ha detenido: rango 0: la carpeta está ocupada" in output
 
 
 @pytest.mark.parametrize(("busy", "killed", "named"), [

@@ -76,6 +76,18 @@ def test_whether_bfloat16_is_multiplied_is_asked_of_our_kernels(monkeypatch, cho
     assert ops.multiplies_bfloat16() == yes
 
 
+def test_an_orderly_stop_is_told_once_on_every_machine(monkeypatch, capsys):
+    args, progress = SimpleNamespace(given=set(), resume="auto"), SimpleNamespace(step=7)
+    keeper = SimpleNamespace(named=lambda: "último punto de control: c/ckpt.pt")
+    monkeypatch.setattr(Session, "barrier", lambda self: None)
+    for rank in range(4):
+        dist = Session(rank=rank, world_size=4, machines=["a", "a", "b", "b"])
+        assert start.leave_stopped(args, dist, progress, 2, keeper) == 130
+    assert capsys.readouterr().out.splitlines() == [
+        "Detenido por una señal en el paso 7; último punto de control: c/ckpt.pt. La misma orden lo reanuda.",
+        "[rango 2] Detenido por una señal en el paso 7; lo ha guardado el rango 0. La misma orden lo reanuda."]
+
+
 def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     scripts = (train_gpt2_spanish, hrm_training_small_100m, train_distributed)
     names = {action.dest for script in scripts for action in script.build_parser()._actions}
