@@ -25,7 +25,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import placement, sharding, sync, waiting
+from aura import placement, sharding, sources, sync, waiting
 from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.launch import LISTENED, die_with_parent
@@ -334,6 +334,7 @@ def session(args, before_group=None):
             if before_group is None:
                 _require_all(peers, place, dist.timeout)
                 _require_same(peers)
+                _warn_of_other_code(dist, peers)
             _settle(dist, place, peers)
             if before_group is None or before_group(dist, place, peers):
                 dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
@@ -423,14 +424,14 @@ class RankTaken(UserError):
 
 
 def _join(place, dist, args):
-    """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "world_size", "arguments"}} of
-    those that came in time, and at once when one of them counts on another number of processes. Raises RankTaken where
-    the same order was typed twice."""
+    """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "world_size", "arguments",
+    "code"}} of those that came in time, and at once when one of them counts on another number of processes. Raises
+    RankTaken where the same order was typed twice."""
     address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
     own, key = uuid.uuid4().hex, f"joined/{place.rank}"
     mine = json.dumps({"process": own, "host": socket.gethostname(), "address": address,
                        "node": os.environ.get("SLURMD_NODENAME"), "world_size": place.world_size,
-                       "arguments": _compared(args)})
+                       "arguments": _compared(args), "code": sources.fingerprint()})
     patience = waiting.Patience(dist.print)
 
     def taken(other):
@@ -507,6 +508,14 @@ def _require_same(peers):
         told = "; ".join(f"--{name.replace('_', '-')} es {first.get(name)} en el rango 0 y {value} en el rango {rank}"
                          for name, (rank, value) in sorted(differing.items()))
         raise agreed(UserError, f"{told}: lance todos los procesos con las mismas opciones")
+
+
+def _warn_of_other_code(dist, peers):
+    """Say whose program is not rank 0's: one that was edited on one machine alone may train something else there."""
+    if others := [rank for rank, peer in sorted(peers.items()) if peer.get("code") != peers[0].get("code")]:
+        hosts = ", ".join(dict.fromkeys(peers[rank]["host"] for rank in others))
+        dist.print(f"Aviso: el código del rango 0 no es el de {hosts}: si no es a propósito, deje el mismo en todas "
+                   "las máquinas (git pull); test_ddp.py --full dice en qué ficheros difiere.")
 
 
 def _settle(dist, place, peers):

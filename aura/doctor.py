@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import asdict
 
-from aura import allreduce, backend, dashboard, diagnosis, distributed, facts, forecast, links, verdict
+from aura import allreduce, backend, dashboard, diagnosis, distributed, facts, forecast, links, sources, verdict
 from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError, agreed
 from aura.findings import named
 
@@ -190,7 +190,7 @@ class Examination:
         if others:
             model = min(rank for rank, fact in self.facts.items() if fact["code"]["hash"] == right)
             asked = {model, *(rank for ranks in others.values() for rank in ranks)}
-            files = self.gather("código", facts.source_files() if self.rank in asked else None)
+            files = self.gather("código", sources.source_files() if self.rank in asked else None)
             for rank in asked & files.keys():
                 self.facts[rank]["code"]["files"] = files[rank]
         self.findings += verdict.compare(self.facts)

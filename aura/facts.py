@@ -14,13 +14,12 @@ import torch
 import torch.distributed as c10d
 
 import aura
-from aura import backend, cgroup, dataset, extension, links, placement
+from aura import backend, cgroup, dataset, extension, links, placement, sources
 from aura.errors import UserError
 from aura.files import explain
 
 # What decides how text becomes tokens and how tensors are stored; the others draw, count and show.
 PACKAGES = ("numpy", "sentencepiece", "safetensors")
-SOURCES = (".py", ".cpp", ".h", ".inl", ".cu", ".cuh")
 GIT_SECONDS = 5
 
 
@@ -28,7 +27,7 @@ def collect(place, peers, device, folders):
     """A dict of plain values about this process. peers: as the session's before_group gets them. folders: {flag: folder
     that training writes to}."""
     return {**peers[place.rank], "pid": os.getpid(), "device": str(device), "versions": _versions(),
-            "code": {"hash": _hash(repr(source_files()).encode())[:16], **_git()}, "kernels": _kernels(),
+            "code": {"hash": sources.fingerprint(), **_git()}, "kernels": _kernels(),
             "data": _data(folders["--data-dir"]), "gpu": _gpu(device),
             "disks": [_disk(flag, folder) for flag, folder in folders.items()],
             "network": _network(place, peers, device), "processor": _processor()}
@@ -44,19 +43,6 @@ def _versions():
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
-
-
-def source_files(root=extension.ROOT):
-    """{path below root: hash} of the collection's own sources, an end of line counted as one character everywhere."""
-    checkout = root.glob("*.py") if (root / "setup.py").exists() else []  # else among other packages, not ours
-    paths = [*checkout, *(path for folder in ("aura", "csrc") for path in (root / folder).rglob("*"))]
-    return {path.relative_to(root).as_posix(): _hash(path.read_bytes().replace(b"\r\n", b"\n"))[:16]
-            for path in sorted(paths) if path.suffix in SOURCES and path.is_file()
-            and not any(part.startswith(".") for part in path.relative_to(root).parts)}  # editors' locks and copies
-
-
-def _hash(content):
-    return hashlib.sha256(content).hexdigest()
 
 
 def _git():
@@ -88,7 +74,7 @@ def _data(data_dir):
             return None
         tokenizer = last.directory / last.meta["tokenizer"]["file"]
         return {"name": last.meta["name"], "sha256": last.sha256, "bytes": dataset.size_of(last.meta),
-                "tokenizer": _hash(tokenizer.read_bytes())}
+                "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest()}
     except (UserError, OSError) as problem:
         return {"problem": str(problem) if isinstance(problem, UserError) else f"{problem.filename}: "
                 f"{explain(problem)}"}

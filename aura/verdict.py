@@ -22,7 +22,7 @@ def odd(values):
 
 def compare(facts):
     """What is wrong with the ranks' facts, {rank: dict of facts.collect()}: a list of Finding. code["files"] of the odd
-    ranks and of one of the others, as facts.source_files() gives them, name the files that differ."""
+    ranks and of one of the others, as sources.source_files() gives them, name the files that differ."""
     return [*_compare_versions(facts), *_compare_code(facts), *_compare_kernels(facts), *_compare_data(facts),
             *_compare_gpus(facts), *_judge_disks(facts), *_judge_interfaces(facts), *_compare_priority(facts)]
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -70,6 +71,16 @@ def main():"""))
         assert ("--lr es 0.001 en el rango 0 y 0.002 en el rango 1; --resume es distinto de none en el rango 0 y none "
                 "en el rango 1; --sync-every es 56 en el rango 0 y 57 en") in output
         assert output.count("lance todos los procesos con las mismas opciones") == 1 and "log-dir" not in output
+
+
+def test_another_code_on_one_machine_is_told(tmp_path):
+    path = program(tmp_path, "pass")
+    path.write_text(path.read_text().replace("def main():", """
+distributed.sources.fingerprint = lambda: {"0": "a", "1": "b", "2": "a"}[os.environ["RANK"]]
+def main():"""))
+    (code, output), *others = run_ranks([path], [tmp_path] * 3)
+    assert code == 0 and output.count(f"Aviso: el código del rango 0 no es el de {socket.gethostname()}: ") == 1
+    assert all(code == 0 and "Aviso" not in output for code, output in others)
 
 
 def test_an_older_program_on_another_machine_is_named():

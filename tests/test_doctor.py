@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import corpus, dataset, diagnosis, distributed, facts, forecast, verdict
+from aura import corpus, dataset, diagnosis, distributed, facts, forecast, sources, verdict
 from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text, free_port, run
 
@@ -151,12 +151,12 @@ def test_sources_are_the_same_whatever_their_line_ends(tmp_path):
     for name in ("setup.py", "aura/a.py", "csrc/a.cpp", "csrc/a.o"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"a\nb\n")
-    first = facts.source_files(tmp_path)
+    first = sources.source_files(tmp_path)
     assert list(first) == ["aura/a.py", "csrc/a.cpp", "setup.py"]
     (tmp_path / "aura/a.py").write_bytes(b"a\r\nb\r\n")
-    assert facts.source_files(tmp_path) == first
+    assert sources.source_files(tmp_path) == first
     (tmp_path / "aura/a.py").write_bytes(b"a\nc\n")
-    assert facts.source_files(tmp_path)["aura/a.py"] != first["aura/a.py"]
+    assert sources.source_files(tmp_path)["aura/a.py"] != first["aura/a.py"]
 
 
 def test_what_an_editor_leaves_among_the_sources_is_none(tmp_path):
@@ -165,7 +165,7 @@ def test_what_an_editor_leaves_among_the_sources_is_none(tmp_path):
     (tmp_path / "aura" / ".#a.py").symlink_to("user@pc.1:17")  # Emacs' lock points nowhere
     for name in ("a.py", ".a.py", ".ipynb_checkpoints/a.py"):
         (tmp_path / "aura" / name).write_text("")
-    assert list(facts.source_files(tmp_path)) == ["aura/a.py"]
+    assert list(sources.source_files(tmp_path)) == ["aura/a.py"]
 
 
 def test_a_busy_neighbour_makes_a_rank_slow_and_is_the_reason():
