@@ -260,11 +260,10 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
     if policy.nan_policy == "skip" and known.step - progress.recovered > GOOD_STEPS:
         progress.faults = 0  # restart goes back to the last checkpoint each time: there only a new one is an advance
     progress.faults, progress.recovered = progress.faults + 1, progress.step
+    times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
+    fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
+                                  f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
-        times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
-        fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} "
-                                      f"({known.trouble}){times}; pruebe con un --lr menor, --precision bf16 o fp32, o "
-                                      "revise los datos")
         if policy.nan_policy == "skip" and _finite(module, sync):
             return fault
         raise fault
@@ -274,7 +273,8 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
     progress.lr_scale *= 0.5
     came_from = "allí vuelven los pesos acordados"
     if not sync.weights:
-        came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise)
+        at_the_end = fault if progress.step == policy.max_steps else None
+        came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise, at_the_end)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"por {progress.lr_scale:g}")
     return None
@@ -287,13 +287,16 @@ def _finite(module, sync):
         return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(module.parameters()))))
 
 
-def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise):
-    """Go back to the weights of the last checkpoint, or to fresh ones; says which."""
+def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise, at_the_end):
+    """Go back to the weights of the last checkpoint, or to fresh ones; says which. Raises `at_the_end`, where that is
+    an exception, instead of leaving fresh ones: no step is left to train them."""
     state = checkpointer.reload(sharding.own_part(module, optimizer))
     if state is not None:
         module.load_state_dict(state["model"])
         _load_optimizer(optimizer, state)
         came_from = f"se restauran los pesos de {checkpointer.last}"
+    elif at_the_end:
+        raise at_the_end
     else:
         reinitialise()
         optimizer.state.clear()

@@ -33,6 +33,10 @@ def check_places(args, dist, folder=False):
     require_writable_directory(args.output if folder else Path(args.output).parent, "--output")
     if not folder and Path(args.output).is_dir():
         raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
+    if not folder and Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \
+            and checkpoint.step_of(Path(args.output)) is not None:
+        raise UserError(f"--output {args.output!r} tiene el nombre de un punto de control de --checkpoint-dir, que se "
+                        "perdería: indique otro")
     if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
         raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
 
@@ -119,6 +123,9 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     checkpointer.sign(synced and synced.origin)
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
+    elif (seed := state["arguments"].get("seed", args.seed)) != args.seed:
+        dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
+                   "vale para lo demás que se sortea.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
     if synced and synced.setting and "own" not in state:
         dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
@@ -146,6 +153,10 @@ def _require_same(state, checkpointer):
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     try:
         theirs, ours = state["config"], checkpointer.constants["config"]
+        if theirs.keys() != ours.keys():
+            raise UserError(f"{checkpointer.last} es de otro de los scripts, o de otra versión de este "
+                            f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
+                            "--checkpoint-dir")
         differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
                      if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
         if differing:

@@ -198,6 +198,12 @@ def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, s
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
 
 
+def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_weights(tmp_path, shards):
+    with pytest.raises(TrainingFault, match="no es finito en el paso 2 "):
+        Run(folder(tmp_path, "a"), shards, spoil={3}, max_steps=2, checkpoint_freq=0).go()
+    assert not list((tmp_path / "a").glob("*.pt"))
+
+
 def test_nan_after_a_checkpoint_restores_it(tmp_path, shards):
     run = Run(folder(tmp_path, "a"), shards, spoil={13}).go()
     assert "ckpt-00000004.pt" in (tmp_path / "a" / "events.log").read_text()

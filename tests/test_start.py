@@ -107,6 +107,22 @@ def test_damaged_checkpoints_do_not_take_the_place_of_new_ones(tmp_path, capsys)
     assert len(list(tmp_path.glob("anterior-*/*.pt"))) == 2 and "se han movido a" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("output", ["c/ckpt-00000002.pt", "c/../c/interrupt-step-2.pt"])
+def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output=output)
+    with pytest.raises(UserError, match="--output 'c/.*tiene el nombre de un punto de control"):
+        start.check_places(args, Session(rank=1))  # rank 0 would hold the folder
+
+
+def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), constants={"config": {"n_layer": 2, "h_cycles": 2}})
+    with pytest.raises(UserError, match=r"es de otro de los scripts, .* \(h_cycles\): reanúdelo con aquel"):
+        start._require_same({"config": {"n_layer": 2}}, keeper)
+    with pytest.raises(UserError, match=r"es de otro modelo: n_layer=3 \(ahora 2\)"):
+        start._require_same({"config": {"n_layer": 3, "h_cycles": 2}}, keeper)
+
+
 @pytest.mark.parametrize("count,sync,ema,size,what", [
     (1, "diloco", 0.0, 16, "optimizador"), (2, "auto", 0.0, 16, "optimizador"), (2, "ddp", 0.99, 20, "--ema"),
     (2, "fp16", 0.0, 20, "--sync fp16"), (2, "diloco", 0.99, 32, "--ema, --sync diloco")])

@@ -63,9 +63,10 @@ def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
 
 
 def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book, tmp_path):
-    for step, options, expected in ((1, [], 0.99), (2, ["--beta2", "0.5"], 0.5)):
+    for step, options, expected in ((1, [], 0.99), (2, ["--beta2", "0.5", "--seed", "9"], 0.5)):
         code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options)
         assert code == 0, output
+        assert ("sigue siendo el de --seed 1234," in output) == ("--seed" in options)
         groups = weights(tmp_path / "checkpoints" / f"ckpt-{step:08d}.pt")["optimizer"]["param_groups"]
         assert [tuple(group["betas"]) for group in groups] == [(0.9, expected)] * 2
 
