@@ -45,7 +45,8 @@ def make_parser(prog, description, presets):
     model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
     model.add_argument("--n-ff", type=cli.number(int, low=1), help="ancho intermedio de SwiGLU")
     model.add_argument("--h-cycles", type=cli.number(int, low=1, high=1000), help="ciclos de la pila lenta, H")
-    model.add_argument("--l-cycles", type=cli.number(int, low=1, high=1000), help="pasadas de la pila rápida, L, por ciclo")
+    model.add_argument("--l-cycles", type=cli.number(int, low=1, high=1000),
+                       help="pasadas de la pila rápida, L, por ciclo")
     model.add_argument("--segments", type=cli.number(int, low=1, high=1000),
                        help="segmentos por paso, con cabeza de parada si son más de uno")
     model.add_argument("--ponder-price", type=cli.number(float, low=0), metavar="NATS",

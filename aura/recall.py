@@ -37,7 +37,8 @@ def arguments(args, state, fixed, flag, note):
     old, new = before.get("tokenizer"), args.tokenizer
     if old and new and Path(old).resolve() == Path(new).resolve():
         asked.discard("tokenizer")
-    refused = [f"{flag(name)} {getattr(args, name)} (era {before[name]})" for name in fixed if name in asked]
+    refused = [f"{flag(name)} {getattr(args, name)} (era {'ninguno' if before[name] is None else before[name]})"
+               for name in fixed if name in asked]
     if refused:
         raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
                         "cero en otra --output_dir")
