@@ -18,6 +18,8 @@ POLL_SECONDS = 1.0
 TORCHRUN_SECONDS = 900  # how long torchrun waits for the other machines
 REFUSED = ("en ese puerto no escucha nadie; lance allí la orden, con el mismo puerto, y compruebe que su cortafuegos "
            "lo deja pasar")
+UNKNOWN = "ese nombre no se resuelve en esta máquina; ponga la IP de la máquina 0"
+NO_WAY = "no hay camino hasta esa dirección; compruebe que es la suya y que las dos máquinas están en la misma red"
 MUTE = "no contesta nadie; compruebe que esa es su dirección y que su cortafuegos deja pasar ese puerto"
 
 
@@ -58,10 +60,10 @@ def closed(host, port):
         return REFUSED
     except TimeoutError:
         return MUTE
-    except (OSError, UnicodeError) as problem:  # the latter of two dots side by side
-        said = problem.strerror if isinstance(problem, OSError) else problem
-        return (f"no se puede llegar ({said}); compruebe que esa es su dirección y que las dos máquinas están en la "
-                "misma red")
+    except (socket.gaierror, UnicodeError):  # the latter of two dots side by side
+        return UNKNOWN
+    except OSError:  # EHOSTUNREACH, ENETUNREACH
+        return NO_WAY
     return None
 
 

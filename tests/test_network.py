@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from aura import heartbeat
-from tests.hosts import PORT, Switch, limits_work, namespaces_work
-from tests.support import ROOT, corpus_text, run
+from tests.hosts import PORT, Switch, ip, limits_work, namespaces_work
+from tests.support import ROOT, Process, corpus_text, run
 
 SCRIPT = ROOT / "train_gpt2_spanish.py"
 SMALL = ["--preset", "demo", "--n-layer", "1", "--n-embd", "32", "--n-head", "2", "--seq-len", "32", "--vocab-size",
@@ -66,3 +66,15 @@ def test_a_machine_cut_off_in_the_middle_ends_the_others_in_time(folders):
         assert code == 3 and "Traceback" not in output, output
         assert "no contesta el rango 2 " in output
         assert "último punto de control: checkpoints/ckpt-" in output
+
+
+@pytest.mark.parametrize("rank, said", [(0, "no se pudo llegar al rango 0"), (1, "no hay camino hasta esa dirección")])
+def test_a_machine_with_no_network_at_all_says_so_in_its_time(tmp_path, rank, said):
+    """Not even loopback: the store that torch tries itself out with would wait for five minutes."""
+    with Switch(1) as switch:
+        for link in ("lo", "eth0"):
+            ip("-n", switch.hosts[0], "link", "set", link, "down")
+        with Process([ROOT / "test_ddp.py", "--timeout", 4], tmp_path, host=switch.hosts[0], RANK=rank, WORLD_SIZE=2,
+                     MASTER_ADDR="10.77.0.9", MASTER_PORT=PORT) as process:
+            code, output = process.finish(60)
+    assert code == 2 and said in output and output.count("\n") == 1, output

@@ -48,7 +48,8 @@ def test_who_never_comes_is_given_up_with_the_reason(impatient, monkeypatch, cap
 
 @pytest.mark.parametrize(("problem", "reason"), [
     (ConnectionRefusedError(), waiting.REFUSED), (TimeoutError(), waiting.MUTE),
-    (OSError(113, "No route to host"), "misma red"), (UnicodeError("label empty or too long"), "label empty")])
+    (OSError(113, "No route to host"), waiting.NO_WAY), (socket.gaierror(-2, "not known"), waiting.UNKNOWN),
+    (UnicodeError("label empty or too long"), waiting.UNKNOWN)])
 def test_the_reason_tells_apart_what_can_be_done(monkeypatch, problem, reason):
     def fail(*_):
         raise problem
