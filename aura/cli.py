@@ -5,6 +5,7 @@ import difflib
 import gc
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -84,7 +85,10 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that takes dashes and underscores alike and reports all problems in one UserError."""
+    """An ArgumentParser that takes dashes and underscores alike and reports all problems in one UserError. aliases:
+    {house's name: the guide's} of the parsers of this process."""
+
+    aliases = {}
 
     def __init__(self, **options):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, add_help=False, **options)
@@ -97,8 +101,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(_translate(message))
 
     def alias(self, flag, *names):
-        """Let `names` mean the same as `flag`, and the last of them stand in messages about its value: what a guide
-        calls otherwise keeps the house's name too."""
+        """Let `names` mean the same as `flag`, and the last of them stand in what run() says: what a guide calls
+        otherwise keeps the house's name too."""
+        Parser.aliases[flag] = names[-1]
         action = self._option_string_actions[flag]
         action.option_strings = [*action.option_strings, *names]
         self._option_string_actions |= dict.fromkeys(names, action)
@@ -169,7 +174,7 @@ def run(main):
         sys.stdout.flush()
     except (UserError, TrainingFault) as problem:
         if spokesman or not getattr(problem, "same_everywhere", False):
-            _last_words(f"error: {problem}")
+            _last_words(f"error: {_as_called(str(problem))}")
         elif LISTENED not in os.environ:  # launch_distributed.py waits by itself
             _let_speak(problem.exit_code)
         _leave_now(problem.exit_code)
@@ -182,6 +187,13 @@ def run(main):
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()
     sys.exit(code)
+
+
+def _as_called(text):
+    """A message with the names of arguments that the script's guide has for them."""
+    for flag, name in Parser.aliases.items():
+        text = re.sub(rf"(?<![\w-]){flag}(?![\w-])", name, text)
+    return text
 
 
 def _last_words(text):

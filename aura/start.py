@@ -24,6 +24,8 @@ INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1:
 def check_places(args, dist, folder=False):
     """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
     tables, before anything else is done. folder: --output is one. Raises UserError."""
+    if dist.main and args.resume not in ("auto", "none") and not Path(args.resume).exists():
+        checkpoint.choose(args.resume, args.checkpoint_dir)  # says so now, and not once the data are prepared
     require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
     if dist.main:
         hold(args.checkpoint_dir, "--checkpoint-dir")

@@ -83,6 +83,14 @@ def test_bad_argument_ends_with_one_line_and_code_2(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_that_is_not_there_is_told_first_and_by_the_name_of_the_guide(tmp_path):
+    """Before anything is prepared for it, or made."""
+    for name, flag in (("train_gpt2_spanish.py", "--resume"), ("train_tensordock.py", "--resume-from")):
+        code, output = run([ROOT / name, flag, "nada"], tmp_path)
+        assert code == 2 and output.startswith(f"error: {flag} 'nada': no existe; use auto, none, un punto")
+        assert output.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
 def test_run_turns_exceptions_into_codes(tmp_path):
     path = tmp_path / "fails.py"
     path.write_text("""from aura import cli
