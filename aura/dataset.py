@@ -181,7 +181,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
         with building(final) as partial:
             if tokenizer is None:
                 note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
-                tokenizer = tokenizers.train(_sample(corpus), vocab_size, note)
+                tokenizer = tokenizers.train(_sample(corpus), vocab_size, note, f"el corpus {corpus.name!r}")
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o "
                      "normaliza).")

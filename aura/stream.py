@@ -82,7 +82,7 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
             else:
                 require_writable_directory(data_dir, "--data-dir")
                 dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")
-                tokenizer = tokenizers.train(corpus.documents(), vocab_size, dist.print)
+                tokenizer = tokenizers.train(corpus.documents(), vocab_size, dist.print, f"el corpus {corpus.name!r}")
                 write_bytes(kept, tokenizer.model)
         except OSError as problem:
             raise UserError(f"{str(kept)!r}: no se puede guardar ahí el tokenizador ({explain(problem)}); indique otra "

@@ -324,18 +324,20 @@ def _with_controls(model):
     return proto.SerializeToString()
 
 
-def train(texts, vocab_size, note=print):
+def train(texts, vocab_size, note=print, named="el corpus"):
     """Train a BPE model with byte fallback and no normalisation on an iterator of texts.
 
     At most SAMPLE_BYTES of text are used. Where the text cannot carry `vocab_size` pieces, as many as it can, with a
-    note. Source of the method: Kudo and Richardson 2018, "SentencePiece". Raises UserError for an empty text or a
-    vocabulary too small for the alphabet. Returns a Tokenizer, the same one from the same texts on every machine.
+    note. Source of the method: Kudo and Richardson 2018, "SentencePiece". named: how the error message calls the texts.
+    Raises UserError for an empty text or a vocabulary too small for the alphabet. Returns a Tokenizer, the same one
+    from the same texts on every machine.
     """
     if vocab_size > VOCAB_MOST:
         raise UserError(f"--vocab-size {vocab_size}: son demasiadas; indique como mucho {VOCAB_MOST} piezas")
     lines = _bounded_lines(texts)
     if not lines:
-        raise UserError("el corpus está vacío: no hay texto con que entrenar el tokenizador")
+        raise UserError(f"{named} está vacío o solo tiene bytes nulos: no hay texto con que entrenar el tokenizador; "
+                        "corríjalo o indique otro")
     tried = max(vocab_size, 3)  # of fewer the trainer does not say how many it needs
     try:
         model = _train(lines, tried)
@@ -356,7 +358,7 @@ def _bounded_lines(texts):
     lines, size = [], 0
     for text in texts:
         for line in text.split("\n"):
-            if line.strip():
+            if line.strip() and line.strip("\0"):  # of a NUL the trainer learns nothing
                 lines += [line[start:start + LINE_CHARACTERS] for start in range(0, len(line), LINE_CHARACTERS)]
                 size += len(line)
         if size >= SAMPLE_BYTES:

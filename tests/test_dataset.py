@@ -84,11 +84,11 @@ def test_few_documents_still_leave_one_for_validation(tmp_path):
     assert found.meta["splits"]["train"]["documents"] == found.meta["splits"]["val"]["documents"] == 1
 
 
-@pytest.mark.parametrize("content", ["", " \n\n \n"])
+@pytest.mark.parametrize("content", ["", " \n\n \n", "\0" * 5000, "\0\0\n" * 9])
 def test_an_empty_corpus_leaves_nothing(tmp_path, content):
     path = tmp_path / "vacío.txt"
     path.write_text(content)
-    with pytest.raises(UserError, match="vacío"):
+    with pytest.raises(UserError, match="corpus 'vacío' está vacío o solo tiene bytes nulos.*indique otro$"):
         prepare(path, tmp_path / "Data")
     assert list((tmp_path / "Data").iterdir()) == []
 
