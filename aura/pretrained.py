@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from aura.errors import UserError, first_line
+from aura.errors import UserError
 from aura.files import explain, write_bytes, write_json
 from aura.models import in_range
 from aura.models.bert import BertConfig
@@ -84,7 +84,9 @@ def read_config(folder):
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
-        raise UserError(f"--model: no se puede leer {str(path)!r} ({problem})") from problem
+        why = explain(problem) if isinstance(problem, OSError) else "no es JSON válido"
+        raise UserError(f"--model: no se puede leer {str(path)!r} ({why}): la carpeta debe tener {CONFIG}, "
+                        f"{VOCABULARY} y {WEIGHTS}; cópielos otra vez o indique otra") from problem
     if not isinstance(given, dict) or given.get("model_type", "bert") != "bert":
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
         raise UserError(f"--model: {str(path)!r} describe un modelo {kind!r}, y aquí solo se entrena bert")
@@ -131,9 +133,9 @@ def read_tensors(path):
         tensors = load_file(path)
     except FileNotFoundError as problem:
         raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors") from problem
-    except (SafetensorError, OSError, ValueError, RuntimeError) as problem:
-        raise UserError(f"--model: {str(path)!r} está incompleto o no es un fichero safetensors "
-                        f"({first_line(problem)}): cópielo otra vez") from problem
+    except (SafetensorError, OSError, ValueError, RuntimeError) as problem:  # safetensors says why in English
+        raise UserError(f"--model: {str(path)!r} está incompleto, no se puede leer o no es un fichero safetensors: "
+                        "cópielo otra vez") from problem
     return {_today(name): tensor for name, tensor in tensors.items()}
 
 

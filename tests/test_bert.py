@@ -250,7 +250,7 @@ def pickled(_):
 def test_a_spoiled_file_is_one_line(folder, spoil):
     path = folder[0] / pretrained.WEIGHTS
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(UserError, match="está incompleto o no es un fichero safetensors") as problem:
+    with pytest.raises(UserError, match="no es un fichero safetensors: cópielo otra vez$") as problem:
         pretrained.read_tensors(path)
     assert "\n" not in str(problem.value)
 
@@ -280,9 +280,14 @@ def test_a_configuration_that_is_not_ours_is_one_line(folder, change, said):
     assert said in str(problem.value) and "\n" not in str(problem.value)
 
 
-def test_a_configuration_without_end_is_one_line(folder):
-    (folder[0] / pretrained.CONFIG).write_text("[" * 200_000)
-    with pytest.raises(UserError, match="no se puede leer"):
+@pytest.mark.parametrize("content, said", [("[" * 200_000, "no es JSON válido"), ("{", "no es JSON válido"),
+                                           (None, "no existe")])
+def test_a_configuration_that_cannot_be_read_says_what_the_folder_holds(folder, content, said):
+    path = folder[0] / pretrained.CONFIG
+    path.unlink()
+    if content:
+        path.write_text(content)
+    with pytest.raises(UserError, match=rf"config.json' .{said}.: la carpeta debe tener config.json, vocab.txt y mod"):
         pretrained.read_config(folder[0])
 
 
