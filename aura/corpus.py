@@ -30,6 +30,7 @@ CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 
 RECORD_BYTES_MAX = 256 << 20
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
+NOT_UTF8 = "no es UTF-8 válido"
 DAMAGE_LIMIT = 0.01
 DAMAGE_CLUMP = 3  # damage comes in clumps: before the end this many times the root of the lines may be bad beyond it
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
@@ -66,8 +67,10 @@ class Damage:
         many that they will hardly turn out to be few."""
         clump = 0 if ended else DAMAGE_CLUMP * math.sqrt(self.lines)
         if self.bad > DAMAGE_LIMIT * self.lines + clump:
+            way_out = ("para que cada línea sea un objeto JSON con su texto en la clave «text»"
+                       if _records(path) and not self.first.endswith(NOT_UTF8) else "o conviértalo a UTF-8")
             raise UserError(f"{self.bad} de {self.lines} líneas leídas están dañadas (la primera: {self.first}): más "
-                            f"del 1 %; corrija {str(path)!r} o conviértalo a UTF-8")
+                            f"del 1 %; corrija {str(path)!r} {way_out}")
 
 
 @dataclass
@@ -298,8 +301,8 @@ def _file_documents(path, corpus, damage, offset, line):
             yield from split(_watched(lines, raw, path, corpus, damage), path, damage)
             corpus.progress += path.stat().st_size
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
-        raise UserError(f"{str(path)!r}: el gzip está dañado o incompleto ({problem}); vuelva a descargarlo"
-                        ) from problem
+        raise UserError(f"{str(path)!r}: no es un gzip, o está dañado o incompleto; vuelva a descargarlo, o quítele "
+                        ".gz del nombre si no está comprimido") from problem
     except OSError as problem:
         raise _unreadable(path, problem) from problem
 
@@ -371,10 +374,10 @@ def _lines(file, path, damage, whole, offset=0, number=0):
             pending = decoder.getstate()[0]
             decoder.reset()
             text = (pending + raw).decode("utf-8", "replace")
-            damage.add(path, number, "no es UTF-8 válido")
+            damage.add(path, number, NOT_UTF8)
         yield number, text.replace("\r\n", "\n"), (offset, number) if fresh else None
     if decoder.getstate()[0]:  # the file ends in the middle of a character
-        damage.add(path, number, "no es UTF-8 válido")
+        damage.add(path, number, NOT_UTF8)
         yield number, "\ufffd", None
 
 

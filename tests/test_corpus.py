@@ -125,13 +125,13 @@ def test_a_text_in_another_encoding_is_an_error_before_much_of_it_is_read(tmp_pa
     found = corpus.open_corpus(str(tmp_path))
     reading = found.documents()
     assert next(reading) == (line * 20).rstrip("\n")
-    with pytest.raises(UserError, match=r"de \d\d líneas leídas están dañadas .*b\.txt, línea 1: no es UTF-8"):
+    with pytest.raises(UserError, match=r"de \d\d líneas leídas .*b\.txt, línea 1: no es UTF-8 válido.*a UTF-8$"):
         next(reading)
 
 
 def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
     path = write(tmp_path / "d.jsonl", '{"texto": "x"}\n' * 50_000)
-    with pytest.raises(UserError, match="de 1. líneas leídas están dañadas .*falta la clave «text»"):
+    with pytest.raises(UserError, match="de 1. líneas leídas .*falta la clave «text» con.*en la clave «text»$"):
         next(corpus.open_corpus(str(path)).documents())
 
 
@@ -153,7 +153,7 @@ def test_records_without_a_text_are_damage(tmp_path, record):
 @pytest.mark.parametrize("cut", [5, 40, -4])
 def test_a_broken_gzip_is_named(tmp_path, cut):
     whole = gzip.compress(b"hola que tal\n" * 5000)
-    with pytest.raises(UserError, match=r"d\.txt\.gz.*gzip"):
+    with pytest.raises(UserError, match=r"d\.txt\.gz': no es un gzip, o está [^(]*; vuelva a descargarlo"):
         documents(write(tmp_path / "d.txt.gz", whole[:cut]))
 
 
