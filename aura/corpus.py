@@ -223,11 +223,14 @@ def find(name, named):
 def path_called(name, named):
     """The path `name`, its ~ expanded, whether or not there is such a file. named: how the error message calls it.
 
-    Raises UserError where the system does not let one find out.
+    Raises UserError where the system does not let one find out, and for a device or a pipe: of those a corpus is read
+    once at most, and one waits without a word for whoever writes into a pipe.
     """
     try:
         path = Path(name).expanduser()
-        path.stat()
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise UserError(f"{named}: no es un fichero ni una carpeta; guarde su contenido en un fichero e indíquelo")
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as problem:

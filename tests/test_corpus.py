@@ -165,6 +165,10 @@ def test_what_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "vacía").mkdir()
     with pytest.raises(UserError, match="no contiene"):
         corpus.open_corpus(str(tmp_path / "vacía"))
+    os.mkfifo(tmp_path / "tubería.txt")
+    for name in (os.devnull, str(tmp_path / "tubería.txt")):
+        with pytest.raises(UserError, match=f"--dataset '{name}': no es un fichero ni una carpeta"):
+            corpus.open_corpus(name, flag="--dataset")
 
 
 @pytest.mark.parametrize("name", ["x" * 300 + ".txt", "~no-hay-tal-usuario/libro.txt"])

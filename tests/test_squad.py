@@ -4,6 +4,7 @@ import collections
 import gzip
 import importlib.util
 import json
+import os
 import random
 import re
 import string
@@ -145,6 +146,9 @@ def test_a_folder_and_names_that_are_not(tmp_path):
         squad.open_data(str(tmp_path))
     with pytest.raises(UserError, match="--dataset '.*/nada.json': no existe; use muestra, squad, otro nombre del Hub"):
         squad.open_data(str(tmp_path / "nada.json"))
+    os.mkfifo(tmp_path / "tubería.json")  # nobody writes into it
+    with pytest.raises(UserError, match="--dataset '.*/tubería.json': no es un fichero ni una carpeta"):
+        squad.open_data(str(tmp_path / "tubería.json"))
 
 
 @pytest.mark.parametrize(("name", "message"), [
