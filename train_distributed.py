@@ -94,7 +94,7 @@ def read_task(args, dist):
     for line in problems.lines():
         dist.print(f"Aviso: {line}")
     if validation is None:
-        train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED)
+        train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED, problems)
     train, validation = some(train, args.max_train_examples), some(validation, args.max_val_examples)
     if not train or not validation:
         raise UserError(f"--dataset {args.dataset!r}: quedan {len(train)} preguntas para entrenar y {len(validation)} "

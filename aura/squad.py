@@ -127,11 +127,12 @@ def read(path):
     return _examples(_from_file(Path(path), problems), problems, path), problems
 
 
-def split(examples, validation, seed=0):
+def split(examples, validation, seed=0, problems=None):
     """(training examples, validation examples): about `validation` questions are set aside, at most a fifth of all.
 
     The questions about one context stay together, which are set aside depends on `seed` alone, and the order remains.
-    Training examples without an answer that can be found are left out. Raises UserError when one part would be empty.
+    Training examples without an answer that can be found are left out. Raises UserError when one part would be empty,
+    and tells there the Problems by which others were left out.
     """
     sizes = Counter(example.context for example in examples)
     contexts = sorted(sizes)
@@ -146,8 +147,10 @@ def split(examples, validation, seed=0):
             break
     train = [example for example in examples if example.context not in chosen]
     if not train:
-        raise UserError("no quedan preguntas para entrenar: todas son del mismo párrafo; dé más datos, o una carpeta "
-                        "con train*.json y dev*.json")
+        why = "solo se puede usar una" if len(examples) == 1 else "todas son del mismo párrafo"
+        others = f" ({'; '.join(problems.lines())}); corríjalo," if problems else ";"
+        raise UserError(f"no quedan preguntas para entrenar: {why}{others} dé más datos, o una carpeta con "
+                        "train*.json y dev*.json")
     return _trainable(train), [example for example in examples if example.context in chosen]
 
 
@@ -181,7 +184,8 @@ def _examples(records, problems, source):
             examples[example.id] = example
     if not examples:
         reasons = "; ".join(problems.lines()) or "está vacío"
-        raise UserError(f"{str(source)!r}: ninguna pregunta que se pueda usar ({reasons})")
+        raise UserError(f"{str(source)!r}: ninguna pregunta que se pueda usar ({reasons}); corríjalo o indique "
+                        "otro")
     return list(examples.values())
 
 
@@ -189,6 +193,8 @@ def _example(title, context, record, misplaced):
     """The Example of one element of "qas"; calls `misplaced` for each answer that is not where it says."""
     if isinstance(record, dict) and record.get("is_impossible"):
         raise _Unusable("pregunta sin respuesta posible (SQuAD v2), que no se admite: no se usa")
+    if not context.strip():
+        raise _Unusable("párrafo vacío: la pregunta no se usa")
     name, question = _take(record, "id", str), _take(record, "question", str)
     answers = []
     for answer in _take(record, "answers", list):
@@ -230,7 +236,8 @@ def _from_file(path, problems):
             raise UserError(f"{str(path)!r}: el fichero está vacío; vuelva a descargarlo")
         articles = _take(json.loads(text), "data", list)
     except OSError as problem:
-        raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
+        raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
+                        ) from problem
     except UnicodeDecodeError as problem:
         if problem.object.startswith(GZIP):
             raise UserError(f"{str(path)!r}: está comprimido con gzip; descomprímalo antes (gunzip)") from problem
@@ -239,7 +246,9 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "
                         "corríjalo o vuelva a descargarlo") from problem
     except (ValueError, RecursionError) as problem:
-        raise UserError(f"{str(path)!r}: no es JSON que se pueda leer ({problem})") from problem
+        why = "demasiados niveles" if isinstance(problem, RecursionError) else "un número de miles de cifras"
+        raise UserError(f"{str(path)!r}: no es JSON que se pueda leer ({why}); corríjalo o vuelva a descargarlo"
+                        ) from problem
     except _Unusable as problem:
         raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data»"
                         ) from problem

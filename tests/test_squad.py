@@ -105,8 +105,9 @@ def test_what_cannot_be_used_is_named_and_counted(tmp_path):
     ("[]", "no tiene el formato de SQuAD v1.1"),
     ('{"data": {}}', "no tiene el formato de SQuAD v1.1"),
     ('{"data": []}', "ninguna pregunta que se pueda usar .está vacío"),
-    ("[" * 100_000, "no es JSON que se pueda leer"),
-    ('{"data": ' + "9" * 5000 + "}", "no es JSON que se pueda leer"),
+    ("[" * 100_000, "no es JSON que se pueda leer .demasiados niveles.; corríjalo"),
+    ('{"data": ' + "9" * 5000 + "}", "no es JSON que se pueda leer .un número de miles de cifras.; corríjalo"),
+    (document(question("a"), context=" "), "ninguna pregunta que se pueda usar .1 vez: párrafo vacío"),
     (document(question("a", answers=[])), "ninguna pregunta que se pueda usar .1 vez: pregunta sin respuestas"),
 ])
 def test_files_that_cannot_be_read(tmp_path, content, message):
@@ -226,6 +227,14 @@ def test_split_keeps_paragraphs_together(examples):
     assert not any(moved in train for train, _ in parts) and any(moved in validation for _, validation in parts)
     with pytest.raises(UserError, match="todas son del mismo párrafo"):
         squad.split(examples[:3], 1)
+    with pytest.raises(UserError, match="solo se puede usar una; dé más datos"):
+        squad.split(examples[:1], 1)
+
+
+def test_split_tells_why_the_other_questions_are_not_used(tmp_path):
+    only, problems = squad.read(write(tmp_path / "id.json", document(question("a"), question("a"))))
+    with pytest.raises(UserError, match="solo se puede usar una .1 vez: el id ya es de otra.*; corríjalo, dé más"):
+        squad.split(only, 1, problems=problems)
 
 
 # ---- Windows --------------------------------------------------------------------------------------------------------
