@@ -78,16 +78,17 @@ def damage(path):
         return None
     except OSError as problem:
         return explain(problem)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError) as problem:
-        return f"el archivo está incompleto o dañado ({first_line(problem)})"
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError):  # in English
+        return "no es un fichero de PyTorch, o está incompleto o dañado"
     return None
 
 
-def read(path):
-    """Verify and load one checkpoint to the CPU. Raises UserError naming the file and what is wrong with it."""
+def read(path, way_out="use otro (con --resume auto se toma el anterior que esté bien)"):
+    """Verify and load one checkpoint to the CPU. Raises UserError naming the file, what is wrong with it and the way
+    out, which is not the same for who trains and who reads a model."""
     wrong = damage(path)
     if wrong:
-        raise UserError(f"{str(path)!r}: {wrong}; use otro (con --resume auto se toma el anterior que esté bien)")
+        raise UserError(f"{str(path)!r}: {wrong}; {way_out}")
     return _load(path)
 
 

@@ -55,9 +55,10 @@ def read_output(path):
     """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"--checkpoint {str(path)!r}: no existe; indique un modelo (gpt2_spanish.pth, "
-                        "final_model.pt) o un punto de control")
-    state = read(path)
+        why = "es una carpeta" if path.is_dir() else "no es un fichero" if path.exists() else "no existe"
+        raise UserError(f"--checkpoint {str(path)!r}: {why}; indique el fichero de un modelo (gpt2_spanish.pth, "
+                        "final_model.pt) o de un punto de control (ckpt-00000500.pt)")
+    state = read(path, "cópielo otra vez, o indique otro con --checkpoint")
     if isinstance(state.get("config"), dict):
         if missing := [name for name in ("model", "tokenizer") if name not in state]:
             raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: le falta "

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import random
 import sys
 
@@ -366,6 +367,20 @@ def test_links_that_lead_to_each_other_are_one_line(tmp_path, monkeypatch):
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(UserError, match="--to hf '.*/a'"):
         run(monkeypatch, "--checkpoint", "falta.pth", "--to", "hf", tmp_path / "a")
+
+
+@pytest.mark.parametrize("command", [generate.main, export.main])
+def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path, monkeypatch):
+    (tmp_path / "x.pt").write_bytes(b"hola")
+    for path, why in ((tmp_path / "x.pt", "no es un fichero de PyTorch, o está [^(]*; .* otro con --checkpoint$"),
+                      (tmp_path, "es una carpeta; indique el fichero"), (tmp_path / "y.pt", "no existe; indique el"),
+                      (os.devnull, "no es un fichero; indique el fichero")):
+        monkeypatch.setattr(sys, "argv", ["x", "--checkpoint", str(path)])
+        if command is export.main:
+            sys.argv += ["--to", "hf", str(tmp_path / "hf")]
+        with pytest.raises(UserError, match=f"'{path}': {why}"):
+            command()
+    assert not (tmp_path / "hf").exists()
 
 
 def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
