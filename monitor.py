@@ -115,7 +115,8 @@ def recorded(args):
                     raise UserError(f"--replay {args.replay!r}, línea {number}: no es lo que escribe monitor.py --json"
                                     ) from problem
     except OSError as problem:
-        raise UserError(f"--replay {args.replay!r}: no se puede leer ({explain(problem)})") from problem
+        raise UserError(f"--replay {args.replay!r}: no se puede leer ({explain(problem)}); compruebe la ruta y "
+                        "sus permisos") from problem
     except UnicodeDecodeError as problem:
         raise UserError(f"--replay {args.replay!r}: no es un fichero de texto") from problem
 

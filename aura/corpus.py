@@ -176,7 +176,8 @@ def _records(path):
 
 
 def _unreadable(path, problem):
-    return UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})")
+    return UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos, o "
+                     "indique otro corpus")
 
 
 def _unpacked(path, size):

@@ -70,7 +70,8 @@ class Dataset:
         try:
             tokenizer = tokenizers.from_bytes(path.read_bytes())
         except OSError as problem:
-            raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)})") from problem
+            raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}): corrija sus permisos, o {AGAIN}"
+                            ) from problem
         if tokenizer.sha256 != self.meta["tokenizer"]["sha256"]:
             raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: {AGAIN}")
         return tokenizer
@@ -195,8 +196,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
             write_json(partial / "dataset.json", meta)
             put_in_place(partial, final)
     except OSError as problem:
-        raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)})"
-                        ) from problem
+        raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)}); "
+                        "haga sitio, o indique otra carpeta") from problem
     dataset = read(final)
     dataset.verify()
     _summarise(dataset, time.monotonic() - started, note)

@@ -87,7 +87,7 @@ def _transfer(dist, meta, dataset, final, group):
             put_in_place(target, final)
     except OSError as problem:
         raise UserError(f"[rango {dist.rank}] {str(final.parent)!r}: no se pueden guardar los datos recibidos "
-                        f"({explain(problem)})") from problem
+                        f"({explain(problem)}); haga sitio, o indique otra carpeta con --data-dir") from problem
 
 
 def _skipped(name):

@@ -169,7 +169,8 @@ def load(name_or_path, flag="--tokenizer"):
         else:
             model, config = _from_hub(str(name_or_path), named)
     except OSError as problem:
-        raise UserError(f"{named}: no se puede leer ({explain(problem)})") from problem
+        raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos, o "
+                        "indique otro") from problem
     model = model.removeprefix(BYTE_ORDER_MARK)
     try:
         return from_bytes(hf_tokenizer.complete(model, config) if model[:1] == b"{" else _with_controls(model))

@@ -1,5 +1,6 @@
 """Prepared folders: whole or not there, found again, the same split every time."""
 
+import errno
 import gzip
 import json
 import os
@@ -160,7 +161,7 @@ def test_text_that_nobody_may_read_any_more_is_named(book, tmp_path, monkeypatch
     book.rename(moved)
     opened = corpus.open_corpus(str(moved))
     moved.unlink()
-    with pytest.raises(UserError, match=r"mudado\.txt.*no se puede leer"):
+    with pytest.raises(UserError, match=r"mudado\.txt.*no se puede leer .no existe.; compruebe la ruta y sus permisos"):
         opened.digest()
 
 
@@ -208,6 +209,22 @@ def test_a_copy_of_the_text_needs_no_right_to_write(book, tmp_path, monkeypatch)
 
     monkeypatch.setattr(dataset, "write_json", full)
     assert prepare(book, tmp_path / "Data").meta["prepared_at"] == first.meta["prepared_at"]
+
+
+def test_a_full_disk_and_a_closed_file_name_the_way_out(book, tmp_path, monkeypatch):
+    found = prepare(book, tmp_path / "Data")
+
+    def refused(number):
+        def refuse(*_):
+            raise OSError(number, "Refused")
+        return refuse
+
+    monkeypatch.setattr(dataset, "write_json", refused(errno.ENOSPC))
+    with pytest.raises(UserError, match="--data-dir '.*no queda espacio.*; haga sitio, o indique otra carpeta$"):
+        prepare(book, tmp_path / "otra")
+    monkeypatch.setattr(type(book), "read_bytes", refused(errno.EACCES))
+    with pytest.raises(UserError, match=r"tokenizer\.model': no se puede leer .permiso denegado.: corrija sus perm"):
+        found.load_tokenizer()
 
 
 def test_a_name_that_is_no_utf8_is_prepared_and_found_again(tmp_path):

@@ -1,5 +1,6 @@
 """Real groups of processes: agreement, fall-back, failures that name their reason."""
 
+import errno
 import json
 import os
 import re
@@ -298,6 +299,15 @@ def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_pa
                            gather_objects=lambda mine: [(True, "a"), (False, "b"), mine],
                            run_on_main=lambda work: done.append("main"), barrier=lambda: done.append("barrier"))
     assert share.share_out(dist, None, tmp_path).meta == meta and done == [[0, 1], "main", "barrier"]
+
+
+def test_who_has_no_room_for_the_data_is_told_the_way_out(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(share, "building", full)
+    with pytest.raises(UserError, match="rango 1. '.*no queda espacio.*; haga sitio, o indique otra .* --data-dir$"):
+        share._transfer(SimpleNamespace(main=False, rank=1), {}, None, tmp_path / "libro", None)
 
 
 def test_copies_of_one_virtual_machine_are_two_machines(tmp_path, monkeypatch):

@@ -202,7 +202,7 @@ BAD = [
     (["--count", "0"], "--count: 0"), (["--once", "--count", "3"], "--once y --count 3"),
     (["--gpus", "0,x"], "--gpus '0,x'"), (["--gpus", ""], "--gpus ''"), (["--gpus", "99"], "99"),
     (["--run", ""], "--run: ''"), (["--run", "fichero"], "--run 'fichero' no es una carpeta"),
-    (["--replay", "nada"], "--replay 'nada': no se puede leer (no existe)"),
+    (["--replay", "nada"], "--replay 'nada': no se puede leer (no existe); compruebe la ruta"),
     (["--replay", "fichero"], "--replay 'fichero', línea 1: no es lo que escribe"),
     (["--replay", "vacío"], "--replay 'vacío': no contiene ninguna muestra"),
     (["--colour"], "argumento desconocido --colour"), (["--inteval", "3"], "¿quiso decir --interval?"),

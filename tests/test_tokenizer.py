@@ -336,5 +336,5 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(type(path), "read_bytes", denied)
-    with pytest.raises(UserError, match=r"tokenizer\.json.*permiso denegado"):
+    with pytest.raises(UserError, match=r"tokenizer\.json.*permiso denegado.; compruebe la ruta y sus permisos"):
         load(path)
