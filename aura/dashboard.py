@@ -190,10 +190,13 @@ def _titled(columns, rows, width):
 
 def _ranks(sample, beats, width, cluster, run):
     shown = [beat for beat in beats if cluster or diagnosis.is_local(beat, sample)]
-    if not shown:
-        return [("", ""), *((line, "dim") for line in wrap(f"Sin noticias de ningún rango en {run!r}: ¿es el --log-dir "
-                                                           "de la ejecución?", width))]
     names = diagnosis.machine_names(beats)
+    if not shown:
+        why = f"Sin noticias de ningún rango en {run!r}: ¿es el --log-dir de la ejecución?"
+        if beats:
+            why = (f"Ningún rango de {run!r} está en esta máquina, sino en {', '.join(dict.fromkeys(names.values()))}: "
+                   "--cluster los enseña.")
+        return [("", ""), *((line, "dim") for line in wrap(why, width))]
     columns = (("rango", 20, True), ("máquina", 14 if cluster else 2, False), ("paso", 15, True), ("fase", 13, False),
                ("cálculo", 12, True), ("datos", 8, True), ("comunic.", 9, True), ("guardado", 4, True),
                ("tokens/s", 10, True), ("pérdida", 7, True), ("memoria", 5, True), ("estado", 19, False))
@@ -273,6 +276,8 @@ class Table:
 
     def _begin(self, columns):
         self.columns = columns
+        if self.path.exists() and not self.path.is_file():  # of a device or a pipe there may be no end to read
+            raise UserError(f"--csv {str(self.path)!r}: no es un fichero; indique otro")
         old = self.path.read_bytes() if self.path.exists() else b""
         if not old:
             self._write(columns)

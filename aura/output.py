@@ -64,7 +64,12 @@ def read_output(path):
             raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: le falta "
                             f"{', '.join(missing)}")
         weights = {**state["model"], **state.get("ema", {})}
-        return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
+        try:
+            return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
+        except UserError as problem:  # WordPiece's, if it is of train_distributed.py
+            raise UserError(f"--checkpoint {str(path)!r}: su tokenizador no es de SentencePiece, así que no es de un "
+                            "modelo que escriba texto; un BERT está ya, como lo leen otras herramientas, en su "
+                            "--output") from problem
     beside = path.with_suffix(".json")
     if not beside.exists():
         beside = path.with_name("model_config.json")

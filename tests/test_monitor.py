@@ -127,6 +127,11 @@ def test_json_has_no_nan():
     assert json.loads(line, parse_constant=pytest.fail)["beats"][0]["loss"] is None
 
 
+def test_csv_that_is_no_file(main):
+    with pytest.raises(UserError, match="--csv '/dev/full': no es un fichero"):
+        main("--once", "--csv", "/dev/full")
+
+
 def test_csv_with_other_columns(tmp_path, main):
     (tmp_path / "notas.csv").write_text("a,b\n")
     with pytest.raises(UserError, match="notas.csv.*otras columnas"):
@@ -296,6 +301,10 @@ def test_what_matters_stays_at_60_columns():
     assert any(line.endswith("  se ha perdido la c…") for line, _ in body)
     body, _ = dashboard.lines(sample(), beats, [], run="logs")  # without --cluster those of this machine
     assert len([line for line, _ in body if "/300" in line]) == 2
+    body, _ = dashboard.lines(sample(), beats[2:], [], run="logs")
+    assert any("Ningún rango de 'logs' está en esta máquina, sino en nodo2: --cluster" in line for line, _ in body)
+    body, _ = dashboard.lines(sample(), [], [], run="logs")
+    assert any("Sin noticias de ningún rango en 'logs'" in line for line, _ in body)
 
 
 def test_wide_characters_are_not_cut_in_half():
