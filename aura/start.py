@@ -125,7 +125,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     checkpointer.sign(synced and synced.origin)
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens = 0.0, 0
-    elif (seed := state["arguments"].get("seed", args.seed)) != args.seed:
+    elif (seed := state.get("arguments", {}).get("seed")) is not None and seed != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")

@@ -14,7 +14,7 @@ from aura.errors import EXIT_OK, UserError
 FIRST_SECONDS = 10.0  # before the first word: starting a process takes some of them
 AGAIN_SECONDS = 60.0
 ANSWER_SECONDS = 2.0  # for a port to be open
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.2  # a rank 0 that finds something wrong is there for a second or two
 TORCHRUN_SECONDS = 900  # how long torchrun waits for the other machines
 REFUSED = ("en ese puerto no escucha nadie; lance allí la orden, con el mismo puerto, y compruebe que su cortafuegos "
            "lo deja pasar")
