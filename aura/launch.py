@@ -245,8 +245,9 @@ class Launch:
         if not self.ranks and not self.asked:
             said = next((line for line in reversed(self.chatter) if line), "sin explicación")
             if came := re.search(r"(\d+)/(\d+) clients joined", said):
-                raise UserError(f"en {waiting.TORCHRUN_SECONDS // 60} minutos se han juntado {came[1]} de {came[2]} "
-                                f"máquinas: compruebe que en las otras se ha lanzado lo mismo: {self.others}")
+                raise UserError(f"en {waiting.TORCHRUN_SECONDS // 60} minutos no han llegado todas las máquinas "
+                                f"({came[1]} de {came[2]}): compruebe que en las otras se ha lanzado lo mismo: "
+                                f"{self.others}")
             raise UserError(f"torchrun no pudo arrancar los procesos: {said[:300]} (--verbose lo muestra entero)")
         culprit = self.culprit()
         if culprit is None:

@@ -63,7 +63,7 @@ def test_a_launch_whose_other_machines_never_came_says_what_they_need():
     here = launch.Launch(1, 0, False, given)
     here.chatter.append("torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 "
                         "clients joined.")
-    with pytest.raises(UserError, match=f"en 15 minutos se han juntado 1 de 2 máquinas: .*{given}"):
+    with pytest.raises(UserError, match=rf"en 15 minutos no han llegado todas las máquinas \(1 de 2\): .*{given}"):
         here.conclude(1)
 
 
