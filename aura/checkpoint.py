@@ -78,7 +78,7 @@ def damage(path):
         return None
     except OSError as problem:
         return explain(problem)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError):  # in English
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError):  # they say why in English
         return "no es un fichero de PyTorch, o está incompleto o dañado"
     return None
 

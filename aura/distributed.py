@@ -31,7 +31,7 @@ from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.launch import LISTENED, die_with_parent
 
 POLL_SECONDS = 0.2
-ANSWER_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
 THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
 # Of the arguments, what all processes must have been started with: the model, its steps, and when they talk. Not those
 # that name files, which lie elsewhere on another machine.
@@ -364,7 +364,7 @@ def _answering(dist):
     def answer():
         with contextlib.suppress(RuntimeError):  # without the store nobody can ask
             store = dist.store.clone()  # a connection of its own: the main thread's may be waiting for something
-            while not over.wait(ANSWER_SECONDS):
+            while not over.wait(LOOK_SECONDS):
                 if store.check(["lost"]):
                     store.set(f"alive/{dist.rank}", "1")
                     return
@@ -375,7 +375,7 @@ def _answering(dist):
         yield
     finally:
         over.set()
-        thread.join(ANSWER_SECONDS)  # a store that is stopped may hold it
+        thread.join(LOOK_SECONDS)  # a store that is stopped may hold it
 
 
 def _say_farewell(dist):
