@@ -217,6 +217,16 @@ def check_on(isa, module, check):
     assert code == 0, output
 
 
+def repeat_with(isa, tests):
+    """Run test functions again, in a process whose kernels are those of another instruction set."""
+    module = extension.load()
+    if isa not in module.cpu_isas() or isa == module.cpu_isa():
+        pytest.skip(f"{isa}: not of this processor, or what every other test uses")
+    names = [f"{test.__module__.replace('.', '/')}.py::{test.__name__}" for test in tests]
+    code, output = run(["-m", "pytest", "-n", "0", "-x", "-p", "no:cacheprovider", *names], ROOT, AURA_CPU_ISA=isa)
+    assert code == 0, output
+
+
 def most_allocated(work):
     """The most bytes of CPU tensors, beyond those there were, that exist at one time in work(), as torch's allocator
     reports them."""

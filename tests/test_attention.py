@@ -684,9 +684,4 @@ def test_the_instruction_set_asked_for():
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_other_instruction_sets(isa):
-    module = extension.load()
-    if isa not in module.cpu_isas() or isa == module.cpu_isa():
-        pytest.skip(f"{isa}: not of this processor, or what every other test uses")
-    names = [f"tests/test_attention.py::{test.__name__}" for test in (*CORE, test_the_instruction_set_asked_for)]
-    code, output = support.run(["-m", "pytest", "-x", "-p", "no:cacheprovider", *names], support.ROOT, AURA_CPU_ISA=isa)
-    assert code == 0, output
+    support.repeat_with(isa, (*CORE, test_the_instruction_set_asked_for))

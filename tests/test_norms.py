@@ -363,9 +363,4 @@ CORE = (test_formula_in_float64, test_dropout_against_the_formula, test_mask_is_
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_other_instruction_sets(isa):
-    module = extension.load()
-    if isa not in module.cpu_isas() or isa == module.cpu_isa():
-        pytest.skip(f"{isa}: not of this processor, or what every other test uses")
-    names = [f"tests/test_norms.py::{test.__name__}" for test in CORE]
-    code, output = support.run(["-m", "pytest", "-x", "-p", "no:cacheprovider", *names], support.ROOT, AURA_CPU_ISA=isa)
-    assert code == 0, output
+    support.repeat_with(isa, CORE)

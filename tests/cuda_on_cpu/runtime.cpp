@@ -22,7 +22,10 @@ void fail(const std::string& what) {
   std::abort();
 }
 
-void yield() { swapcontext(&fiber->context, &block->scheduler); }
+// As swapcontext, which asks the kernel for the signal mask each time.
+void yield() {
+  if (!_setjmp(fiber->place)) _longjmp(block->scheduler, 1);
+}
 
 namespace {
 
@@ -45,7 +48,17 @@ void body() {
   ++block->ended;
   progress = true;
   release_barrier();
-  swapcontext(&fiber->context, &block->scheduler);
+  _longjmp(block->scheduler, 1);
+}
+
+// Let a thread go on until it yields or ends.
+void resume(Fiber& next) {
+  fiber = &next;
+  threadIdx = next.thread.index;
+  if (_setjmp(block->scheduler)) return;
+  if (next.begun) _longjmp(next.place, 1);
+  next.begun = true;
+  setcontext(&next.beginning);
 }
 
 void carry_out(const Copy& copy) {
@@ -120,16 +133,16 @@ void run_block(size_t shared) {
     }
     Fiber& each = *block->fibers[i];
     each.thread = {dim3(i % size.x, i / size.x % size.y, i / size.x / size.y), i / kWarp, i % kWarp};
-    each.ended = false;
+    each.begun = each.ended = false;
     each.barriers = each.collectives = 0;
     each.waits_for.clear();
     each.multiplications = each.taken = each.multiplication_groups = each.fences = each.fences_at_wait = 0;
     each.registers.clear();
-    getcontext(&each.context);
-    each.context.uc_stack.ss_sp = each.stack.get();
-    each.context.uc_stack.ss_size = kStack;
-    each.context.uc_link = nullptr;
-    makecontext(&each.context, body, 0);
+    getcontext(&each.beginning);
+    each.beginning.uc_stack.ss_sp = each.stack.get();
+    each.beginning.uc_stack.ss_size = kStack;
+    each.beginning.uc_link = nullptr;
+    makecontext(&each.beginning, body, 0);
   }
   std::vector<int> order(threads);
   for (int i = 0; i < threads; ++i) order[i] = i;
@@ -147,9 +160,8 @@ void run_block(size_t shared) {
       do {
         progress = false;
         for (int i = begin; i < end; ++i) {
-          fiber = block->fibers[order[i]].get();
-          threadIdx = fiber->thread.index;
-          if (!fiber->ended) swapcontext(&block->scheduler, &fiber->context);
+          Fiber& next = *block->fibers[order[i]];
+          if (!next.ended) resume(next);
           if (block->asserted) return;
         }
         any |= progress;

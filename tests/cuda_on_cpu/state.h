@@ -2,6 +2,7 @@
 // thread waits or fails.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <deque>
@@ -95,9 +96,10 @@ struct NamedBarrier {
 
 struct Fiber {
   Thread thread;
-  ucontext_t context;
+  ucontext_t beginning;
+  jmp_buf place;  // where it yielded
   std::unique_ptr<unsigned char[]> stack;
-  bool ended = false;
+  bool begun = false, ended = false;
   uint64_t barriers = 0, collectives = 0;
   std::vector<Copy> copies;             // not yet committed
   std::deque<std::vector<Copy>> groups;  // committed, oldest first
@@ -133,7 +135,7 @@ struct Block {
   uint64_t barriers = 0;  // passed by all
   int arrived = 0, ended = 0;
   bool asserted = false;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   void (*kernel)(void*);
   void* arguments;
 };
