@@ -79,7 +79,7 @@ def main():
         start.tune_allocator(dist.device)
         if not args.prepare:
             start.check_places(args, dist)
-        data = pretrain.load_data(args, dist)
+        data = pretrain.load_data(args, dist, config)
         if args.prepare:
             return EXIT_OK
 

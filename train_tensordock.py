@@ -320,7 +320,7 @@ def main():
         return EXIT_OK
     start.check_places(args, dist)
     start.tune_allocator(dist.device)
-    data = data or pretrain.load_data(args, dist)
+    data = data or pretrain.load_data(args, dist, config)
     if args.prepare:
         return EXIT_OK
     if not counted:

@@ -152,12 +152,13 @@ def latest(data_dir):
 
 
 def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None, max_tokens=None,
-            threads=None, latest=False, note=print):
+            threads=None, latest=False, accept=lambda tokenizer: None, note=print):
     """Turn `corpus` into a prepared folder data_dir/NAME, or return the one that is there already for the same
     bytes and options. Uses all cores; memory does not grow with the corpus.
 
     max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation. threads: all
-    cores by default. latest: make it the one prepared last, also where it is there already.
+    cores by default. latest: make it the one prepared last, also where it is there already. accept: is called with the
+    Tokenizer before what is there is replaced, and may raise UserError.
     Raises UserError for bad input; the folder of an earlier preparation is then untouched. What it returns has been
     read through; an earlier preparation that is damaged is made anew.
     """
@@ -183,6 +184,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
             if tokenizer is None:
                 note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
                 tokenizer = tokenizers.train(_sample(corpus), vocab_size, note, f"el corpus {corpus.name!r}")
+            accept(tokenizer)
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o "
                      "normaliza).")

@@ -94,13 +94,13 @@ def complete(args, presets):
     return config
 
 
-def load_data(args, dist):
+def load_data(args, dist, config):
     """The prepared Dataset or, with --stream, what reads the text as the model trains."""
     # Rank 0 decides for all: the text may lie on its machine alone, and its path pass for a name on the Hub elsewhere.
     kind = dist.run_on_main(lambda: _kind_to_stream(args))
     args.stream = kind is not None
     if not args.stream:
-        return pretrain.load_data(args, dist)
+        return pretrain.load_data(args, dist, config)
     found = corpus.open_corpus(args.dataset_name, flag="--dataset")
     if found.source["kind"] != kind:
         raise UserError(f"--dataset {args.dataset_name!r}: está en la máquina del rango 0 y no en esta: cópielo aquí, "
@@ -192,7 +192,7 @@ def run(parser, presets):
         start.tune_allocator(dist.device)
         if not args.prepare:
             start.check_places(args, dist)
-        data = load_data(args, dist)
+        data = load_data(args, dist, config)
         if args.prepare:
             return EXIT_OK
         keep_effective_batch(args, presets[args.preset], dist.world_size, dist.print)

@@ -1,5 +1,6 @@
 """What the language-model scripts share between their arguments and the loop."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -28,18 +29,19 @@ STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text is kept in memo
 SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
 
 
-def load_data(args, dist):
-    """The prepared Dataset named by the arguments, made first where it is missing, on every machine."""
+def load_data(args, dist, config):
+    """The prepared Dataset named by the arguments, made first where it is missing, on every machine. config: of the
+    model, whose vocabulary the data decide."""
     found = {}
 
     def on_main():
-        found["dataset"] = _find_or_prepare(args, dist)
+        found["dataset"] = _find_or_prepare(args, dist, config)
 
     dist.run_on_main(on_main)
     return share.share_out(dist, found.get("dataset"), args.data_dir)
 
 
-def _find_or_prepare(args, dist):
+def _find_or_prepare(args, dist, config):
     name = args.dataset_name
     if name is None and not args.prepare:
         last = dataset.latest(args.data_dir)
@@ -59,10 +61,15 @@ def _find_or_prepare(args, dist):
         name = corpus.SAMPLE_NAME
         dist.print("Datos: la muestra incluida. Para usar un corpus de verdad: --dataset-name wikipedia, o la ruta de "
                    "un .txt o .jsonl.")
+
+    def accept(tokenizer):
+        if not args.prepare:
+            start.require_resumable(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model)
+
     return dataset.prepare(
         corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
         tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
-        threads=args.num_workers or None, latest=args.prepare, note=dist.print)
+        threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)
 
 
 def make_loaders(args, dist, data):

@@ -112,7 +112,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         checkpointer.sign(synced and synced.origin)
         checkpointer.begin(asked)
         return loop.Progress()
-    _require_same(state, checkpointer)
+    _require_same(state, checkpointer.last, checkpointer.constants)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
         raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
@@ -151,23 +151,35 @@ def length(args, dist, loader, progress):
     return whole + fewer, fewer
 
 
-def _require_same(state, checkpointer):
+def require_resumable(args, config, vocabulary):
+    """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
+    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes."""
+    path = args.resume != "none" and checkpoint.choose(args.resume, args.checkpoint_dir)
+    if path:
+        _require_same(checkpoint.peek(path), path, _about(config, vocabulary))
+
+
+def _about(config, vocabulary):
+    return {"config": asdict(config), "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
+
+
+def _require_same(state, path, constants):
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     try:
-        theirs, ours = state["config"], checkpointer.constants["config"]
+        theirs, ours = state["config"], constants["config"]
         if theirs.keys() != ours.keys():
-            raise UserError(f"{checkpointer.last} es de otro de los scripts, o de otra versión de este "
+            raise UserError(f"{path} es de otro de los scripts, o de otra versión de este "
                             f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
                             "--checkpoint-dir")
         differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
                      if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
         if differing:
-            raise UserError(f"{checkpointer.last} es de otro modelo: {', '.join(differing)}; {way_out}")
-        theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, checkpointer.constants))
+            raise UserError(f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
+        theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
         if not tokenizers.same_pieces(theirs, ours):
-            raise UserError(f"{checkpointer.last} se entrenó con otro tokenizador; {way_out}")
+            raise UserError(f"{path} se entrenó con otro tokenizador; {way_out}")
     except KeyError as problem:
-        raise UserError(f"{checkpointer.last} no es un punto de control de este proyecto (le falta {problem})"
+        raise UserError(f"{path} no es un punto de control de este proyecto (le falta {problem})"
                         ) from problem
 
 
@@ -241,9 +253,8 @@ class Ready:
 def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=None):
     """What saves a run, with what it is about in each checkpoint. dataset: its name. vocabulary: the tokenizer as
     bytes."""
-    constants = {"config": asdict(config), "arguments": plain_arguments(args),
-                 "dataset": {"name": dataset, "sha256": sha256},
-                 "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8), "versions": versions()}
+    constants = {**_about(config, vocabulary), "arguments": plain_arguments(args),
+                 "dataset": {"name": dataset, "sha256": sha256}, "versions": versions()}
     return checkpoint.Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, checkpoint.cpu_copy(constants),
                                    names=names, keep_every=args.keep_every, background=True)
 

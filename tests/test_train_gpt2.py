@@ -295,8 +295,10 @@ def test_what_only_matters_when_preparing_needs_a_source(book, tmp_path):
 
 def test_another_model_in_the_checkpoint_folder_is_refused_then_set_aside(book, tmp_path):
     assert train(tmp_path, "--dataset-name", book, "--max-steps", 1)[0] == 0
-    code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2)
-    assert code == 2 and "n_layer=1 (ahora 2)" in output and "--resume none" in output
+    before = dataset.latest(tmp_path / "Data")
+    code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2, "--dataset-name", book, "--vocab-size", 300)
+    assert code == 2 and "vocab_size=400 (ahora 300), n_layer=1 (ahora 2)" in output and "--resume none" in output
+    assert dataset.latest(tmp_path / "Data") == before, "a run that is refused replaces nothing"
     code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2, "--resume", "none")
     assert code == 0 and len(list(tmp_path.glob("checkpoints/anterior-*/*.pt"))) == 1
 
