@@ -11,7 +11,7 @@ import sys
 import time
 
 from aura.console import Console, outlive
-from aura.errors import EXIT_BAD_INPUT, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.errors import EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError
 from aura.launch import LISTENED, SPEAK_SECONDS
 from aura.signals import ORDERLY
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
@@ -182,7 +182,7 @@ def run(main):
         _last_words("Interrumpido.")
         _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
-        _leave_now(EXIT_BAD_INPUT)
+        _leave_now(EXIT_NO_READER)
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()

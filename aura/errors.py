@@ -4,6 +4,7 @@ EXIT_OK = 0
 EXIT_BAD_INPUT = 2
 EXIT_FAULT = 3
 EXIT_SIGNAL_BASE = 128  # plus the signal's number, as shells report it: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM
+EXIT_NO_READER = EXIT_SIGNAL_BASE + 13  # SIGPIPE, which Windows has no name for
 
 
 class UserError(Exception):

@@ -84,9 +84,10 @@ def test_piped(tmp_path):
 
 
 def test_a_reader_that_goes_away(tmp_path):
-    done = subprocess.run(f"{sys.executable} {SCRIPT} --interval 0.1 | head -n 1", shell=True, cwd=tmp_path,
-                          env=environment(), capture_output=True, text=True, timeout=LIMIT)
-    assert done.stdout.count("\n") == 1 and done.stderr == ""
+    piped = f"{sys.executable} {SCRIPT} --interval 0.1 | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], cwd=tmp_path, env=environment(), capture_output=True,
+                          text=True, timeout=LIMIT)
+    assert done.stdout.count("\n") == 1 and done.stderr == "" and done.returncode == 128 + signal.SIGPIPE
 
 
 def test_without_psutil_nvml_and_torch(tmp_path):
