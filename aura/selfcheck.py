@@ -2,7 +2,7 @@
 
 import torch
 
-from aura import backend, extension, ops
+from aura import backend, cli, extension, ops
 from aura.errors import UserError
 
 ANGLES = torch.linspace(0, 40, 800).view(40, 20)
@@ -58,6 +58,8 @@ def errors(function, shapes, dtype, device="cpu"):
 
 def main():
     """Print the report; returns 0, or 1 when a kernel is wrong."""
+    cli.Parser(prog="python -m aura.ops", description="Dice qué núcleos se usan aquí y los compara con float64; código "
+               "1 si alguno falla.").parse_args()
     ops.use("auto")
     device = backend.local_device(0)
     print(f"{extension.status()}")
