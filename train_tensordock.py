@@ -299,6 +299,8 @@ def run_within_memory(args, dist, data, config):
 def main():
     """Plan, prepare, build, train; returns the exit code."""
     args = build_parser().parse_args()
+    if args.dry_run and args.prepare:
+        raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
     dist = distributed.Session(device=backend.local_device(0))
     place(args)
     state = recall.recorded(args, dist.print)
@@ -312,7 +314,7 @@ def main():
         tokens, counted, config = data.tokens("train"), True, dataclasses.replace(config, vocab_size=data.vocab_size)
     else:
         tokens, counted = planned_tokens(args)
-    if args.dry_run or not args.prepare:
+    if not args.prepare:
         show_plan(args, job_of(args, config, card), card, tokens, counted, dist.print)
         if not counted:
             dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")

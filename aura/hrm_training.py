@@ -89,6 +89,9 @@ def complete(args, presets):
                         f"{args.sync}")
     if args.benchmark and args.fsdp:
         raise UserError("--benchmark mide procesos que tienen cada uno el modelo entero: quite --fsdp")
+    if args.benchmark and args.prepare:
+        raise UserError("--benchmark y --prepare se excluyen: --benchmark prepara los datos que falten y mide con "
+                        "ellos; quite uno de los dos")
     config = hrm.HRMConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(hrm.HRMConfig)})
     config.check()
     return config

@@ -147,6 +147,7 @@ def test_a_stream_has_no_epochs(book, tmp_path):
     (["--stream", "--dataset-max-tokens", "300"], "--dataset-max-tokens 300"),
     (["--stream", "--prepare"], "--stream y --prepare"),
     (["--benchmark", "--fsdp"], "quite --fsdp"),
+    (["--benchmark", "--prepare"], "--benchmark y --prepare"),
 ])
 def test_what_would_be_without_effect_is_refused(book, tmp_path, words, said):
     code, output = train(tmp_path, "--dataset", book, *TINY, *words)

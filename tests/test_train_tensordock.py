@@ -296,6 +296,10 @@ def test_the_plan_has_the_steps_of_the_run(book, tmp_path):
     assert re.findall(r"por paso x (\d+) pasos", output) == ["9", "9"]
 
 
+def test_preparing_and_a_dry_run_exclude_each_other(dry_run):
+    assert "--prepare prepara los datos: quite uno de los dos" in dry_run("--prepare")[0]
+
+
 def test_too_few_tokens_for_a_step_are_no_plan(dry_run):
     error, output = dry_run("--dataset_path", "muestra", "--model_preset", "aura-cpu", "--dataset_max_tokens", 300)
     assert "dan 2 ventanas y cada paso usa 4" in error and "--batch_size" in error and "CUMPLE" not in output
