@@ -12,6 +12,7 @@ import time
 
 from aura.console import Console, outlive
 from aura.errors import EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.files import take_back
 from aura.launch import LISTENED, SPEAK_SECONDS
 from aura.signals import ORDERLY
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
@@ -173,6 +174,8 @@ def run(main):
         code = main()
         sys.stdout.flush()
     except (UserError, TrainingFault) as problem:
+        if isinstance(problem, UserError):
+            take_back()
         if spokesman or not getattr(problem, "same_everywhere", False):
             _last_words(f"error: {_as_called(str(problem))}")
         elif LISTENED not in os.environ:  # launch_distributed.py waits by itself

@@ -15,6 +15,8 @@ from aura.errors import UserError
 
 ATTEMPTS = 20  # to take a name that others take at the same time
 PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; never read, removed by the next writer
+IN_USE = ".en-uso"
+_made = []  # the folders and the locks in them that were not there before this process, for take_back()
 
 
 def sync_directory(directory):
@@ -159,8 +161,11 @@ def hold(directory, flag):
 
     Raises UserError naming `flag` when another process has it. A file system or a Windows without locks has none.
     """
+    path = Path(directory, IN_USE)
+    new = not path.exists()
     try:
-        lock(Path(directory, ".en-uso"))
+        lock(path)
+        _made.extend([path] * new)
     except BlockingIOError:
         raise UserError(f"otra ejecución está usando {str(directory)!r}: espere a que termine, deténgala, o indique "
                         f"otra carpeta con {flag}") from None
@@ -175,7 +180,10 @@ def require_writable_directory(directory, flag):
     """
     try:
         os.fspath(directory).encode()  # what is no UTF-8 neither torch nor TensorBoard takes
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        folder = Path(directory)
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        _made.extend(new)
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x")
             probe.flush()
@@ -183,6 +191,13 @@ def require_writable_directory(directory, flag):
         why = explain(problem) if isinstance(problem, OSError) else "el nombre no está en UTF-8"
         raise UserError(f"no se puede escribir en {str(directory)!r} ({why}); indique otra carpeta con {flag}"
                         ) from problem
+
+
+def take_back():
+    """Remove the locks and the empty folders that were made for a run that is refused."""
+    for path in sorted(_made, key=lambda path: len(path.parts), reverse=True):
+        with contextlib.suppress(OSError):  # what holds something stays
+            path.unlink() if path.name == IN_USE else path.rmdir()
 
 
 def explain(problem):

@@ -281,7 +281,8 @@ def test_bad_input_is_one_line_with_the_way_out(book, tmp_path, options, pieces)
     assert code == 2 and len(errors) == 1 and "Traceback" not in output, output
     for piece in pieces:
         assert piece in errors[0]
-    assert not list(tmp_path.glob("**/.*parcial"))
+    left = [path for path in tmp_path.rglob("*") if path.is_dir() and not list(path.iterdir()) or path.name[0] == "."]
+    assert not left, "no folder that is empty, no lock, nothing half-written"
 
 
 def test_what_only_matters_when_preparing_needs_a_source(book, tmp_path):
