@@ -7,6 +7,7 @@ hf: a folder that transformers opens as a GPT-2, without any code of ours.
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -135,10 +136,16 @@ def write_folder(final, config, weights, tokenizer):
             sync_directory(partial)
             put_in_place(partial, final)
     except (OSError, SafetensorError) as problem:
-        reason = explain(problem) if isinstance(problem, OSError) else str(problem)
+        reason = explain(problem if isinstance(problem, OSError) else _of_the_system(problem))
         raise UserError(f"--to hf {str(final)!r}: no se puede guardar ({reason}); indique otra carpeta o haga sitio"
                         ) from problem
     return sorted(path.name for path in final.iterdir())
+
+
+def _of_the_system(problem):
+    """The OSError that a SafetensorError tells in English, with its number."""
+    number = re.search(r"\(os error (\d+)\)", str(problem))
+    return OSError(int(number[1]) if number else 0, str(problem))
 
 
 def hf_weights(weights):

@@ -25,6 +25,7 @@ from aura import (
     squad,
     start,
 )
+from aura.errors import TrainingFault
 from aura.files import explain, set_aside, write_json
 from aura.models import bert
 
@@ -174,15 +175,19 @@ class Evaluation:
 
 
 def save_model(folder, dist, task, module, metrics, answers=None):
-    """Write the model as --model and other tools read it, its metrics and its answers; to be called on all ranks."""
+    """Write the model as --model and other tools read it, its metrics and its answers; to be called on all ranks.
+    Raises TrainingFault when the disk refuses."""
     weights = checkpoint.collect(module.state_dict(), dist)
 
     def write():
-        pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase,
-                               task.strip_accents)
-        write_json(Path(folder, "metrics.json"), {**metrics, "dataset_sha256": task.sha256})
-        if answers is not None:
-            write_json(Path(folder, "predictions.json"), answers)
+        try:
+            pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase, task.strip_accents)
+            write_json(Path(folder, "metrics.json"), {**metrics, "dataset_sha256": task.sha256})
+            if answers is not None:
+                write_json(Path(folder, "predictions.json"), answers)
+        except OSError as problem:
+            raise TrainingFault(f"no se pudo guardar el modelo en {str(folder)!r}: {explain(problem)}; corríjalo y "
+                                "repita la misma orden, que lo guardará") from problem
 
     dist.run_on_main(write)
 

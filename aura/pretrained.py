@@ -183,22 +183,18 @@ def load_weights(module, path):
 
 def save_folder(folder, weights, config, vocabulary, lowercase, strip_accents=None):
     """Write weights (our names, on the CPU), configuration and vocabulary as the transformers library and find() read
-    them. vocabulary: the bytes of vocab.txt. strip_accents: None as `lowercase` says. Raises UserError when the disk
-    refuses."""
+    them. vocabulary: the bytes of vocab.txt. strip_accents: None as `lowercase` says. Raises OSError."""
     folder = Path(folder)
     tensors = {}
     for ours, theirs in published_names(config).items():
         for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True):
             tensors[name] = part.contiguous()
     sizes = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / VOCABULARY, vocabulary)
-        write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "strip_accents": strip_accents,
-                                                       "tokenizer_class": "BertTokenizer"})
-        write_json(folder / CONFIG, {"architectures": ["BertForQuestionAnswering"], "model_type": "bert",
-                                     "hidden_act": "gelu", "pad_token_id": vocabulary.split(b"\n").index(b"[PAD]"),
-                                     **sizes})
-        write_bytes(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
-    except OSError as problem:
-        raise UserError(f"no se pudo guardar el modelo en {str(folder)!r}: {explain(problem)}") from problem
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / VOCABULARY, vocabulary)
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "strip_accents": strip_accents,
+                                                  "tokenizer_class": "BertTokenizer"})
+    write_json(folder / CONFIG, {"architectures": ["BertForQuestionAnswering"], "model_type": "bert",
+                                 "hidden_act": "gelu", "pad_token_id": vocabulary.split(b"\n").index(b"[PAD]"),
+                                 **sizes})
+    write_bytes(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))

@@ -332,12 +332,17 @@ def test_a_full_disk_leaves_the_earlier_export(model, tokenizer, tmp_path, monke
     run(monkeypatch, *order)
     before = (tmp_path / "hf" / "model.safetensors").stat().st_ino
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokenizers, "export_files", full)
-    with pytest.raises(UserError, match="no queda espacio"):
-        run(monkeypatch, *order)
+    def full_in_safetensors_words(*_, **__):
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    for writer, refuse in ((tokenizers, "export_files"), full), ((safetensors.torch, "save_file"),
+                                                                 full_in_safetensors_words):
+        monkeypatch.setattr(*writer, refuse)
+        with pytest.raises(UserError, match="no se puede guardar .no queda espacio en el disco.; indique otra"):
+            run(monkeypatch, *order)
     assert (tmp_path / "hf" / "model.safetensors").stat().st_ino == before
     assert not [found for found in tmp_path.iterdir() if found.name.startswith(".")]
 

@@ -13,7 +13,7 @@ import torch
 import train_distributed as script
 from aura import checkpoint, distributed, finetune, report, results, squad, wordpiece
 from aura.distributed import Session
-from aura.errors import UserError
+from aura.errors import TrainingFault, UserError
 from aura.models import bert
 from tests.support import ROOT, Process, run, run_ranks
 
@@ -239,3 +239,11 @@ def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
     for _ in range(5):
         evaluation()
     assert saved[1:] == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0, "step": 7}
+
+
+def test_a_model_that_cannot_be_written_names_the_way_out(tmp_path):
+    (tmp_path / "m").write_bytes(b"")
+    config = bert.PRESETS["tiny"]
+    task = SimpleNamespace(config=config, vocabulary=b"[PAD]\n", lowercase=True, strip_accents=None, sha256="a")
+    with pytest.raises(TrainingFault, match="m/m': una parte de la ruta no es una carpeta; .* repita la misma orden"):
+        finetune.save_model(tmp_path / "m" / "m", Session(), task, bert.QuestionAnswering(config), {})
