@@ -126,8 +126,7 @@ def _size(run):
 
 
 def _label(run):
-    """'ddp 2x1': strategy, nodes, processes on each."""
-    return f"{run.strategy} {run.nodes}x{run.processes / run.nodes:g}"
+    return f"{run.strategy} {run.layout}"
 
 
 def _median(values):
@@ -308,7 +307,7 @@ def _lines(table):
     return ["", "## " + "; ".join(value(base) for _, value in GROUPED), "",
             *_grid([HEADER, *(_cells(row) for row in table.rows)]), "",
             "- Medianas de las ejecuciones (mínimo-máximo); GB del rango que más usa; «ddp 2x1»: 2 nodos con 1 proceso "
-            f"cada uno. Dispositivos: {', '.join(devices)}.",
+            f"cada uno; «ddp 3p-2n»: 3 procesos en 2 nodos desiguales. Dispositivos: {', '.join(devices)}.",
             f"- Aceleración: muestras/s entre las de {_label(base)}, para que se comparen ejecuciones de distinta "
             f"duración. Eficiencia: aceleración dividida por {per}.",
             *(f"- Aviso: {warning}." for warning in warnings(table.runs, base)),

@@ -6,6 +6,7 @@ import reprlib
 import secrets
 import types
 import typing
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -82,6 +83,15 @@ class Result:
         """Whether this run alone is a training from its beginning to its end."""
         return self.exit == COMPLETE and not self.resumed
 
+    @property
+    def layout(self):
+        """'2x1', nodes and processes on each; '3p-2n', processes and nodes, where not all nodes have as many."""
+        on_each = Counter(self.hosts)  # fewer than the nodes, where several lie on one machine
+        uneven = len(on_each) == self.nodes and len(set(on_each.values())) > 1
+        if uneven or self.processes % self.nodes:
+            return f"{self.processes}p-{self.nodes}n"
+        return f"{self.nodes}x{self.processes // self.nodes}"
+
 
 def save(directory, result):
     """Write `result` into a file of its own in `directory`, made if needed; returns the path.
@@ -92,8 +102,7 @@ def save(directory, result):
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     when = datetime.fromisoformat(result.finished).strftime("%Y%m%d-%H%M%S")
-    size = f"{result.nodes}x{result.processes / result.nodes:g}"
-    path = directory / f"{when}-{result.strategy}-{size}-{secrets.token_hex(3)}.json"
+    path = directory / f"{when}-{result.strategy}-{result.layout}-{secrets.token_hex(3)}.json"
     # A loss that diverged is no figure, and JSON has no word for it.
     write_json(path, {name: None if isinstance(value, float) and not math.isfinite(value) else value
                       for name, value in asdict(result).items()})

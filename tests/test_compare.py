@@ -48,6 +48,8 @@ def warned(*runs):
 def test_what_is_saved_is_read_back_in_the_order_of_time(tmp_path):
     late = run(finished="2026-11-21T19:50:12+00:00", val_loss=float("nan"))
     early = run("ddp", 2, 4, finished="2026-11-21T09:50:12+00:00")
+    uneven = run("ddp", 2, 3), run("ddp", 2, 4, hosts=["a", "b", "b", "b"]), run("ddp", 2, 4, hosts=["a"] * 4)
+    assert [one.layout for one in uneven] == ["3p-2n", "4p-2n", "2x2"]
     paths = [results.save(tmp_path / "new" / "results", one) for one in (late, early, early)]
     assert len({path.name for path in paths}) == 3
     assert paths[0].name.startswith("20261121-195012-none-1x1-") and "ddp-2x2" in paths[1].name
