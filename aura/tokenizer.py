@@ -17,6 +17,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from aura import cgroup, hf_tokenizer
+from aura.corpus import path_called
 from aura.errors import UserError, first_line
 from aura.files import explain, set_aside, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
@@ -158,7 +159,7 @@ def load(name_or_path, flag="--tokenizer"):
     error messages name. Raises UserError.
     """
     named = f"{flag} {str(name_or_path)!r}"
-    path = Path(name_or_path)
+    path = path_called(name_or_path, named)
     try:
         if path.is_dir():
             model, config = _from_directory(path, named)

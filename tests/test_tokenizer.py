@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import sys
 
@@ -313,8 +314,9 @@ def test_what_is_not_a_tokenizer_is_named(tmp_path, monkeypatch):
     (tmp_path / "raro.json").write_text('{"model": {"type": "Nada", "vocab": {"a": 0}}}')
     (tmp_path / "vocabulario.json").write_text('{"model": {"type": "BPE", "vocab": 3}}')
     (tmp_path / "carpeta").mkdir()
+    os.mkfifo(tmp_path / "tubería.model")  # nobody writes into it
     names = ["x.model", "vacío.model", "roto.json", "hondo.json", "lista.json", "ajeno.json", "raro.json",
-             "vocabulario.json", "falta.model", "falta.json", "carpeta", "una/ruta/falta"]
+             "vocabulario.json", "falta.model", "falta.json", "carpeta", "una/ruta/falta", "tubería.model"]
     for name in names:
         with pytest.raises(UserError) as caught:
             load(tmp_path / name, flag="--tokenizer-name-or-path")
