@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aura import muestra
+from aura import hub, muestra
 from aura.errors import UserError
 from aura.files import explain
 
@@ -485,12 +485,12 @@ def hub_reading(repository, what, instead):
         raise UserError(f"para leer {what} de Hugging Face falta el paquete «datasets»: instálelo con "
                         f"`pip install datasets`, o dé la ruta de {instead}") from problem
     datasets.disable_progress_bars()
+    hub.quiet()
     try:
         yield datasets
     except UserError:
         raise
     except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
-        line = " ".join(str(problem).split())  # which configurations there are comes after the first line
-        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({type(problem).__name__}: {line[:240]}): "
+        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({hub.reason(problem)}): "
                         "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
                         f"dé la ruta de {instead}") from problem

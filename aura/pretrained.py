@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from aura import hub
 from aura.errors import UserError
 from aura.files import explain, write_bytes, write_json
 from aura.models import in_range
@@ -67,14 +68,14 @@ def find(name, note=print):
     except ImportError as problem:
         raise UserError(f"--model {name!r}: no hay una carpeta con ese nombre, y para traerlo del Hub hace falta el "
                         "paquete huggingface_hub: pip install huggingface_hub; o --model random:tiny") from problem
+    hub.quiet()
     note(f"Modelo {plain} del Hub{f', revisión {revision[:12]}' if revision else ', la última revisión'}...")
     try:
         return Path(snapshot_download(plain, revision=revision,
                                       allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, "tokenizer_config.json"]))
     except Exception as problem:  # its HTTP client raises types that change from version to version
-        said = (" ".join(str(problem).split()) or type(problem).__name__)[:160]
-        raise UserError(f"--model {name!r}: el Hub no lo da ({said}); compruebe el nombre y la red, o indique una "
-                        "carpeta") from problem
+        raise UserError(f"--model {name!r}: el Hub no lo da ({hub.reason(problem)}); compruebe el nombre y la "
+                        "red, o indique una carpeta") from problem
 
 
 def read_config(folder):

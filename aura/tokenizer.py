@@ -16,9 +16,9 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import cgroup, hf_tokenizer
+from aura import cgroup, hf_tokenizer, hub
 from aura.corpus import path_called
-from aura.errors import UserError, first_line
+from aura.errors import UserError
 from aura.files import explain, set_aside, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
@@ -249,6 +249,8 @@ def _from_hub(name, named):
         raise UserError(f"{named}: no es un fichero ni una carpeta, y para buscarlo en el Hub falta huggingface_hub: "
                         "pip install huggingface_hub") from problem
 
+    hub.quiet()
+
     def read(file):
         try:
             return Path(huggingface_hub.hf_hub_download(name, file)).read_bytes()
@@ -265,8 +267,7 @@ def _from_hub(name, named):
         raise
     except Exception as problem:  # the network, the Hub and its cache fail in dozens of ways
         raise UserError(f"{named}: no es un fichero ni una carpeta, y no se pudo descargar del Hub "
-                        f"({first_line(problem)}); "
-                        "compruebe el nombre y la red") from problem
+                        f"({hub.reason(problem)}); compruebe el nombre y la red") from problem
 
 
 def _keeps_every_character(proto):

@@ -311,7 +311,8 @@ def test_a_name_of_the_hub_brings_only_what_is_needed_of_the_revision_asked_for(
         assert not any("pytorch_model" in path for _, path in hub.requests)
         assert not loaded(found)[1].new
         code, output = run(["-c", ask.format("owner/other")], tmp_path, **environment)
-    assert code == 2 and output.splitlines()[-1].startswith("error: --model 'owner/other': el Hub no lo da"), output
+    assert code == 2 and output.splitlines()[-1].startswith("error: --model 'owner/other': el Hub no lo da (el Hub "
+                                                                    "responde 404 a http"), output
 
 
 def test_whatever_the_hub_says_is_one_line(monkeypatch):

@@ -459,5 +459,6 @@ def test_what_the_hub_refuses_is_one_line(tmp_path, model):
         hub.gone = "datos/train-1.*"
         code, output = one.finish(60)
     assert code == 0 and "no tiene la columna «text»; sus columnas son texto, url:" in output
-    for name, reason in (("yo/textos", "'en', 'es'"), ("yo/nada", "Not Found"), ("yo/textos", "datos/train-1")):
+    for name, reason in (("yo/textos", "'en', 'es'"), ("yo/nada", "el Hub responde 404 a .*: no existe"),
+                         ("yo/textos", "datos/train-1")):
         assert re.search(rf"no se puede leer '{name}' de Hugging Face \(.*{reason}.*compruebe el nombre", output)

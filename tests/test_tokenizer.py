@@ -289,9 +289,11 @@ def test_a_name_of_the_hub(hub, tmp_path):
 def test_the_hub_out_of_reach(hub):
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    for missing in (LocalEntryNotFoundError("sin red\ny más"), ConnectionError("sin red"), OSError("sin red")):
+    unreached = "no se pudo conectar con el Hub"
+    for missing, told in ((LocalEntryNotFoundError("no net\nmore"), unreached), (ConnectionError("no net"), unreached),
+                          (OSError("sin\nred"), "sin red")):
         hub.missing = missing
-        with pytest.raises(UserError, match=r"'a/b'.*no se pudo descargar del Hub \(sin red\); compruebe"):
+        with pytest.raises(UserError, match=rf"'a/b'.*no se pudo descargar del Hub \({told}\); compruebe"):
             load("a/b")
 
 

@@ -1,0 +1,28 @@
+"""What the Hub's client says in English, in many lines and in types that change from version to version."""
+
+STATUS = {401: "no existe, o pide una cuenta (hf auth login)", 403: "esa cuenta no tiene permiso; pídalo en su página",
+          404: "no existe", 429: "son demasiadas peticiones; espere unos minutos"}
+
+
+def quiet():
+    """Let huggingface_hub not tell of each attempt: reason() tells of the last."""
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()
+
+
+def reason(problem):
+    """A Spanish phrase for why something did not come from the Hub, with the client's words where they alone know."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    chain = [problem]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+        chain.append(before)
+    for each in chain:
+        if status := getattr(getattr(each, "response", None), "status_code", None):
+            why = STATUS.get(status, "falla ahora; inténtelo más tarde" if status >= 500 else "no lo da")
+            return f"el Hub responde {status} a {each.response.url}: {why}"
+    if any(isinstance(each, ConnectionError | TimeoutError | LocalEntryNotFoundError) for each in chain):
+        return "no se pudo conectar con el Hub"
+    words = " ".join(str(problem).split())  # which configurations there are comes after the first line
+    return (words or type(problem).__name__)[:240]
