@@ -85,6 +85,8 @@ def lock(path):
     descriptor = os.open(path, how, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(descriptor).st_nlink:  # whoever had it has removed it since it was opened (see take_back)
+            raise BlockingIOError(errno.EAGAIN, "in use")
     except OSError:
         os.close(descriptor)
         raise

@@ -56,6 +56,19 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
     files.hold(tmp_path, "--output-dir")
 
 
+def test_a_lock_whose_holder_has_just_removed_it_is_not_taken(tmp_path, monkeypatch):
+    opened = os.open
+
+    def and_removed(path, *how):
+        descriptor = opened(path, *how)
+        os.unlink(path)
+        return descriptor
+
+    monkeypatch.setattr(files.os, "open", and_removed)
+    with pytest.raises(UserError, match="otra ejecución está usando"):
+        files.hold(tmp_path, "--checkpoint-dir")
+
+
 def test_what_is_being_built_is_not_taken_for_abandoned(tmp_path):
     (tmp_path / ".a.dead.parcial").mkdir()
     with files.building(tmp_path / "a") as first, files.building(tmp_path / "a") as second:
