@@ -64,9 +64,10 @@ def write_json(path, value):
         file.write("\n")
 
 
-def remove_partials(directory):
-    """Remove what killed writers of `directory` left behind."""
-    for partial in Path(directory).glob(f".*{PARTIAL_SUFFIX}"):
+def remove_partials(directory, name=None):
+    """Remove what killed writers of `directory` left behind; `name`: only of the file called so, where others may be
+    writing theirs."""
+    for partial in Path(directory).glob(f".{'*' if name is None else glob.escape(name) + '.*'}{PARTIAL_SUFFIX}"):
         if partial.is_file():
             partial.unlink(missing_ok=True)
 
@@ -216,5 +217,7 @@ def explain(problem):
         errno.EISDIR: "es una carpeta",
         errno.EIO: "error de lectura o escritura del disco",
         errno.ENAMETOOLONG: "el nombre es demasiado largo",
+        errno.EMFILE: "este proceso tiene demasiados ficheros abiertos; ulimit -n dice cuántos puede",
+        errno.EFBIG: "el fichero sería mayor de lo que se admite; ulimit -f lo dice",
     }
     return phrases.get(problem.errno, problem.strerror or str(problem))

@@ -12,7 +12,7 @@ import aura
 from aura import tokenizer as tokenizers
 from aura.checkpoint import read, save_file
 from aura.errors import TrainingFault, UserError
-from aura.files import explain, write_bytes, write_json
+from aura.files import explain, remove_partials, write_bytes, write_json
 
 
 def plain_arguments(args):
@@ -36,6 +36,8 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     if description:
         beside, vocabulary = path.with_name(description), path.with_name(tokenizer.file_name)
     try:
+        for each in (path, vocabulary, beside):
+            remove_partials(each.parent, each.name)
         save_file(path, weights)
         write_bytes(vocabulary, tokenizer.model)
         write_json(beside, {

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 
 from aura import hub
 from aura.errors import UserError
-from aura.files import explain, write_bytes, write_json
+from aura.files import explain, remove_partials, write_bytes, write_json
 from aura.models import in_range
 from aura.models.bert import BertConfig
 
@@ -192,6 +192,7 @@ def save_folder(folder, weights, config, vocabulary, lowercase, strip_accents=No
             tensors[name] = part.contiguous()
     sizes = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
     folder.mkdir(parents=True, exist_ok=True)
+    remove_partials(folder)
     write_bytes(folder / VOCABULARY, vocabulary)
     write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "strip_accents": strip_accents,
                                                   "tokenizer_class": "BertTokenizer"})

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from aura.errors import UserError
-from aura.files import atomic_write, explain, set_aside
+from aura.files import atomic_write, explain, remove_partials, set_aside
 
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
 # checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
@@ -19,6 +19,7 @@ from aura.files import atomic_write, explain, set_aside
 COLUMNS = ("step", "epoch", "tokens", "samples", "loss", "epoch_loss", "val_loss", "bits_per_byte", "exact_match", "f1",
            "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "communication", "efficiency", "memory_gb",
            "stall_s", "seconds", "total_seconds")
+CURVE = "loss.png"  # in --log-dir
 # Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets; a card that is not here has
 # no MFU rather than a wrong one.
 PEAK_FLOPS = {
@@ -80,12 +81,14 @@ class Reporter:
             rows = []
         ours = rows if last is None else [row for row in rows if [row["step"], row["loss"]] == last]
         if step == 0 or not ours:
-            old = [self.table, self.log_dir / "loss.png", self.log_dir / "events.log"]
+            old = [self.table, self.log_dir / CURVE, self.log_dir / "events.log"]
             folder = set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
             if step and folder:
                 self.say(f"Aviso: {self.table} es de otra ejecución o no se puede leer: el registro que había se ha "
                          f"movido a {folder}.")
             rows = []
+        for name in (self.table.name, CURVE):
+            remove_partials(self.log_dir, name)
         with atomic_write(self.table, "w") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writeheader()
@@ -193,7 +196,7 @@ class Reporter:
         try:
             if not self.lost:
                 self.board.close()
-            draw_curve(read_table(self.table), self.log_dir / "loss.png", self.unit)
+            draw_curve(read_table(self.table), self.log_dir / CURVE, self.unit)
         except OSError as problem:  # a full disk must not hide how the run itself ended
             self.say(f"Aviso: no se pudo guardar la curva de pérdida ({explain(problem)}).")
         except Exception as problem:  # nor a picture cost the model, whatever is wrong with a table or a library

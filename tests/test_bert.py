@@ -167,7 +167,10 @@ def test_what_is_saved_is_read_by_transformers_and_by_us(tmp_path):
     from transformers import BertForQuestionAnswering
 
     module = bert.QuestionAnswering(TINY).init_weights(4).eval()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / ".model.safetensors.1.parcial").write_bytes(b"of a killed run")
     pretrained.save_folder(tmp_path / "m", module.state_dict(), TINY, b"[UNK]\n[PAD]\n", True)
+    assert not list((tmp_path / "m").glob(".*.parcial"))
     again, report = loaded(tmp_path / "m")
     assert not report.new and not report.left and pretrained.read_config(tmp_path / "m") == TINY
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))

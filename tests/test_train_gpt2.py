@@ -95,9 +95,12 @@ def test_a_flipped_bit_in_the_newest_checkpoint_takes_the_one_before(book, tmp_p
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(content)
+    for name in ("logs/.train.csv", "logs/.loss.png", ".gpt2_spanish.pth", ".gpt2_spanish.json", ".another.pth"):
+        (tmp_path / f"{name}.1.parcial").write_bytes(b"of a killed run")
     code, output = train(tmp_path, *options)
     assert code == 0 and "se descarta" in output and "Se reanuda en el paso 4" in output
     assert losses(tmp_path) == before
+    assert [path.name for path in tmp_path.glob("**/.*.parcial")] == [".another.pth.1.parcial"]
 
 
 def test_more_processes_see_the_same_data_and_losses(book, tmp_path, size=4, batch=2):
