@@ -255,10 +255,14 @@ class Checkpointer:
 
     def save_alone(self, step, state):
         """Write the checkpoint of `step` on this rank, whichever it is, for those who are left when another is lost;
-        where that fails, the one before is the last."""
+        where that fails, the one before is the last. One that rank 0 wrote in this run at this very step, on a disk
+        that this rank sees, stays: what is agreed is the same, and with it each goes on from what it knows alone."""
         self.settle()
+        if self.source and step_of(self.source[0]) == step and _run_of(self.source[0]) == state["sync"].get("run"):
+            return
         path = path_of(self.directory, step, self.names.interrupted)
-        self._write({path: cpu_copy(state)})
+        alone = {**state, "sync": {**state["sync"], "run": None}}  # nobody is to add what was saved with another
+        self._write({path: cpu_copy(alone)})
         self.failure = None
 
     def _write_behind(self, files):
@@ -436,6 +440,13 @@ def _origin_of(path):
     """DiLoCo.origin of the run that wrote a checkpoint, None where there is none."""
     with contextlib.suppress(UserError):
         return peek(path).get("sync", {}).get("origin")
+
+
+def _run_of(path):
+    """DiLoCo.run of the run that wrote a checkpoint, "" where there is none that is whole."""
+    with contextlib.suppress(UserError):
+        return read(path).get("sync", {}).get("run", "")
+    return ""
 
 
 def _keep_newest(written, count):

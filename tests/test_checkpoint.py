@@ -314,6 +314,16 @@ def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
     assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["step"] == 1
 
 
+def test_what_rank_0_has_saved_of_this_step_is_not_replaced_by_who_is_left(tmp_path):
+    main, left = (checkpoint.Checkpointer(tmp_path, Session(rank=rank)) for rank in (0, 1))
+    for step, run in ((1, "before"), (2, "ours")):
+        for keeper in (main, left):
+            keeper.save(step, {"by": keeper.dist.rank, "sync": {"run": run}}, own={})
+        left.save_alone(step, {"by": 1, "sync": {"run": "ours"}})
+    assert [checkpoint.read(path)["by"] for path in checkpoint.found(tmp_path)] == [0, 1]
+    assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["sync"]["run"] is None
+
+
 def test_no_room_for_what_others_gave_a_part_of_ends_the_run(tmp_path, monkeypatch):
     keeper = checkpoint.Checkpointer(tmp_path, Session(shards=2), background=True)
     problems = [RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("Connection closed by peer")]
