@@ -281,8 +281,14 @@ class Checkpointer:
             self._write(files)
             self.poll()
             return
-        self.writer = threading.Thread(target=self._write, args=(copied,))
-        self.writer.start()
+        writer = threading.Thread(target=self._write, args=(copied,))
+        try:
+            writer.start()
+        except RuntimeError:  # no room for its stack, or as many threads as there may be: training waits for this one
+            self._write(copied)
+            self.poll()
+            return
+        self.writer = writer
 
     def _write(self, files):
         """Write {path: state}, each whole or not at all."""

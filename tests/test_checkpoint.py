@@ -314,6 +314,18 @@ def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
     assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["step"] == 1
 
 
+def test_no_thread_to_be_had_saves_without_one(tmp_path, monkeypatch):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), background=True)
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    keeper.save(1, state(1))
+    assert keeper.named().endswith("ckpt-00000001.pt")
+    assert checkpoint.read(keeper.last)["step"] == 1
+
+
 def test_what_rank_0_has_saved_of_this_step_is_not_replaced_by_who_is_left(tmp_path):
     main, left = (checkpoint.Checkpointer(tmp_path, Session(rank=rank)) for rank in (0, 1))
     for step, run in ((1, "before"), (2, "ours")):
