@@ -340,8 +340,8 @@ def _checkpoint_named(checkpointer, dist, sync, progress, state):
 
 def _name(fault, checkpointer):
     """`fault` with the checkpoint to go on from; others, who have their own, are told its `reason`."""
-    fault.reason = str(fault)
-    fault.args = (f"{fault}; {checkpointer.named()}",)
+    fault.reason = str(fault).rstrip(".")
+    fault.args = (f"{fault.reason}; {checkpointer.named()}",)
     return fault
 
 

@@ -285,7 +285,7 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
 
         def next(self):
             if not batches:
-                raise UserError("train-00000.bin: token fuera del vocabulario")
+                raise UserError("train-00000.bin: token fuera del vocabulario.")
             return batches.pop()
 
         def state_dict(self):
@@ -299,7 +299,7 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
 
     run.loader.close()
     run.loader = Spoilt()
-    with pytest.raises(TrainingFault, match=r"train-00000\.bin.*ckpt-00000004\.pt") as fault:
+    with pytest.raises(TrainingFault, match=r"train-00000\.bin.*vocabulario; .*ckpt-00000004\.pt") as fault:
         run.go()
     assert fault.value.reason == "train-00000.bin: token fuera del vocabulario"  # others have a checkpoint of their own
     assert {float(row["epoch"]) for row in report.read_table(tmp_path / "a" / "train.csv")} == {0.0}
