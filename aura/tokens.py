@@ -29,7 +29,7 @@ import torch
 
 from aura import extension
 from aura.errors import UserError
-from aura.files import sync_directory
+from aura.files import explain, sync_directory
 
 MAGIC = b"AURATOK\0"
 FORMAT_VERSION = 1
@@ -177,7 +177,7 @@ def read_header(path: str | os.PathLike, vocab_size: int | None = None) -> Shard
             data = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise UserError(f"No se puede leer {path}: {error.strerror or error}.") from error
+        raise UserError(f"No se puede leer {path}: {explain(error)}.") from error
     return _parse_header(path, data, size, vocab_size)
 
 
@@ -222,7 +222,7 @@ def verify_shard(path: str | os.PathLike, vocab_size: int | None = None) -> Shar
                     bad = (int(tokens[first]), position + first)
                 position += tokens.size
     except OSError as error:
-        raise UserError(f"No se puede leer {path} (token {position}): {error.strerror or error}.") from error
+        raise UserError(f"No se puede leer {path} (token {position}): {explain(error)}.") from error
     if crc != header.crc32:
         raise UserError(
             f"{path} está dañado: la suma de sus {header.tokens} tokens es {crc:08x} y debería ser {header.crc32:08x}."
@@ -380,7 +380,7 @@ def _open_reader(stream: _Stream, buffers: list[torch.Tensor]):
             buffer_width=buffers[0].element_size(),
         )
     except OSError as error:
-        raise UserError(f"No se pueden abrir los ficheros de tokens: {error.strerror or error}.") from error
+        raise UserError(f"No se pueden abrir los ficheros de tokens: {explain(error)}.") from error
 
 
 def _close(reader, ring: torch.Tensor) -> None:

@@ -162,7 +162,7 @@ CORRUPTIONS = {
     "too long": (lambda path: edit(path, HEADER_BYTES + 4000, b"more"), "sobra"),
     "empty": (lambda path: os.truncate(path, 0), "no es un fichero de tokens"),
     "flipped bit": (lambda path: edit(path, HEADER_BYTES + 1001, b"\xff"), "dañado"),
-    "gone": (os.remove, "No se puede leer"),
+    "gone": (os.remove, "No se puede leer .*: no existe"),
 }
 
 
