@@ -1,6 +1,7 @@
 """Which device, which store, which backend: what must be settled before a process group can start."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import torch.distributed as c10d
 from aura import cgroup, placement, waiting
 from aura.errors import UserError
 
+CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
 NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
 
 
@@ -35,7 +37,7 @@ def out_of_memory(problem):
     text = str(problem)
     if isinstance(problem, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in text:
         return "la GPU"
-    if isinstance(problem, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
+    if isinstance(problem, MemoryError) or any(mark in text for mark in CPU_FULL):
         return "la máquina"
     return None
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from aura.backend import out_of_memory
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
 from aura.files import atomic_write, explain, remove_partials, set_aside, write_bytes
@@ -65,7 +66,7 @@ def damage(path):
     """None when every record of the archive is whole and torch finds it, else a Spanish phrase that says what is wrong.
 
     A record's CRC does not cover what the archive's directory says of it, and torch reads that in its own way: one that
-    is marked as a folder, or as packed, gives other values.
+    is marked as a folder, or as packed, gives other values. Raises UserError where there is no memory to tell.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -78,7 +79,11 @@ def damage(path):
         return None
     except OSError as problem:
         return explain(problem)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError):  # they say why in English
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError,
+            MemoryError) as problem:  # they say why in English
+        if out_of_memory(problem):  # it may well be whole: a run must not begin anew for that
+            raise UserError(f"{str(path)!r}: no basta la memoria de esta máquina, o la que se admite a un proceso "
+                            "(ulimit -v), para leerlo; libere memoria o suba ese límite") from problem
         return "no es un fichero de PyTorch, o está incompleto o dañado"
     return None
 

@@ -217,6 +217,7 @@ def explain(problem):
         errno.EISDIR: "es una carpeta",
         errno.EIO: "error de lectura o escritura del disco",
         errno.ENAMETOOLONG: "el nombre es demasiado largo",
+        errno.ESTALE: "el servidor de ficheros ya no conoce el fichero",
         errno.EMFILE: "este proceso tiene demasiados ficheros abiertos; ulimit -n dice cuántos puede",
         errno.EFBIG: "el fichero sería mayor de lo que se admite; ulimit -f lo dice",
     }

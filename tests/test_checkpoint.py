@@ -95,6 +95,17 @@ def test_the_one_before_a_damaged_one_is_taken(tmp_path):
         keeper.load(str(checkpoint.path_of(tmp_path, 3)))
 
 
+def test_no_memory_to_read_a_checkpoint_does_not_make_it_a_damaged_one(tmp_path, monkeypatch):
+    saved(tmp_path, 5)
+
+    def full(path, **_):
+        raise RuntimeError(f"unable to mmap 3467616 bytes from file <{path}>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(torch, "load", full)
+    with pytest.raises(UserError, match=r"ckpt-00000005\.pt.*no basta la memoria"):
+        checkpoint.newest_good(tmp_path)
+
+
 def test_a_link_to_a_checkpoint_that_is_no_longer_there_is_named_and_passed_over(tmp_path):
     keeper = saved(tmp_path, 1)
     checkpoint.path_of(tmp_path, 9).symlink_to("otro-disco.pt")
