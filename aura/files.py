@@ -21,9 +21,13 @@ _made = []  # the folders and the locks in them that were not there before this 
 
 def sync_directory(directory):
     """Make renames inside `directory` durable (a no-op where directories cannot be opened, as on Windows)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
+    if os.name != "nt":
+        sync_to_disk(directory, os.O_RDONLY)
+
+
+def sync_to_disk(path, how=os.O_RDWR):
+    """Make what a file, or a folder that is opened for reading, has been given durable."""
+    descriptor = os.open(path, how)
     try:
         os.fsync(descriptor)
     finally:

@@ -187,6 +187,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 progress.faults = progress.faults if faulty else 0
                 own = sync.own_state()
                 with clock.phase("save"), sync.agreed():
+                    reporter.keep()
                     wait = checkpointer.save(progress.step, state(), interrupted=bool(stop) and not last, own=own)
                 stalled += wait
                 progress.seconds += wait

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from aura.errors import UserError
-from aura.files import atomic_write, explain, remove_partials, set_aside
+from aura.files import atomic_write, explain, remove_partials, set_aside, sync_to_disk
 
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
 # checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
@@ -130,6 +130,12 @@ class Reporter:
         written = self._write(write)
         self.say(self._line(step, values))
         return [row["step"], row.get("loss", "")] if written else None
+
+    def keep(self):
+        """Let the table's rows reach the disk, before a checkpoint does: one without its row would be another run's
+        after a power cut."""
+        if self.main:
+            self._write(lambda: sync_to_disk(self.table))
 
     def _write(self, work):
         """Call work(), which writes to the log, and say whether it could. A log that is lost, in which a row may be

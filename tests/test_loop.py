@@ -106,6 +106,21 @@ def test_resume_after_a_hard_kill_drops_the_rows_after_the_checkpoint(tmp_path, 
     assert again.losses() == whole.losses() and same_weights(again, whole)
 
 
+def test_rows_are_on_the_disk_before_the_checkpoint_that_tells_of_them(tmp_path, shards, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def noted(descriptor):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    run = Run(tmp_path, shards)
+    monkeypatch.setattr(os, "fsync", noted)
+    run.go()
+    after = synced[synced.index("train.csv"):]  # the table that it begins with is written under another name
+    order = [name for name in after if name == "train.csv" or name.startswith(".ckpt-")]
+    assert order[::2] == ["train.csv"] * 3 and len(order) == 6, synced
+
+
 SECOND_CTRL_C = """
 import time
 from aura.signals import orderly_stop
