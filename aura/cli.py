@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import gc
 import math
 import os
@@ -11,8 +12,8 @@ import sys
 import time
 
 from aura.console import Console, outlive
-from aura.errors import EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError
-from aura.files import take_back
+from aura.errors import EXIT_BAD_INPUT, EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.files import explain, take_back
 from aura.launch import LISTENED, SPEAK_SECONDS
 from aura.signals import ORDERLY
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
@@ -186,6 +187,12 @@ def run(main):
         _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
         _leave_now(EXIT_NO_READER)
+    except OSError as problem:  # what Path.exists() and its kin raise: any path that was given may lead here
+        if problem.filename is None or problem.errno not in (errno.EACCES, errno.ENAMETOOLONG):
+            raise
+        take_back()
+        _last_words(f"error: {problem.filename!r}: {explain(problem)}; corrija la ruta o los permisos de sus carpetas")
+        _leave_now(EXIT_BAD_INPUT)
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()

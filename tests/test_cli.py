@@ -108,6 +108,14 @@ cli.run(main)
     assert run([path], tmp_path) == (2, "anteserror: el valor 7 no sirve; use 8\n")
 
 
+def test_a_path_that_the_system_does_not_look_at_is_one_line(tmp_path):
+    """A folder that one may not enter would do as well, but for root."""
+    name = "a" * 300
+    code, output = run(["-m", "aura.export", "--checkpoint", name, "--to", "hf", "salida"], tmp_path)
+    assert (code, output) == (2, f"error: {name!r}: el nombre es demasiado largo; corrija la ruta o los permisos de "
+                                 "sus carpetas\n")
+
+
 def test_a_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
     program = "import signal, aura.cli\nsignal.raise_signal(signal.{})\n1 / 0"
     assert run(["-c", program.format("SIGINT")], tmp_path, fresh=True) == (-2, "Interrumpido.\n")
