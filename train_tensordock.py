@@ -301,6 +301,7 @@ def main():
     args = build_parser().parse_args()
     if args.dry_run and args.prepare:
         raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
+    backend.limit_threads()
     dist = distributed.Session(device=backend.local_device(0))
     place(args)
     state = recall.recorded(args, dist.print)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import train_tensordock as script
-from aura import checkpoint, corpus, recall
+from aura import cgroup, checkpoint, corpus, recall
 from aura.errors import UserError
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 
@@ -235,6 +235,15 @@ def dry_run(tmp_path, monkeypatch, capsys):
 def test_auto_takes_the_largest_that_fits(dry_run, gigabytes, preset):
     code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", gigabytes)
     assert code == 0 and f"Preset: {preset}," in output, output
+
+
+def test_no_more_threads_than_cores_that_it_may_use(dry_run, monkeypatch):
+    """As in the scripts whose session sees to it: in a container torch counts the cores of the whole machine."""
+    asked = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    assert dry_run("--dataset_path", "muestra", "--gpu_gb", 8)[0] == 0 and asked == [cgroup.cores()]
 
 
 def test_where_nothing_fits_auto_does_not_say_that_it_does(dry_run):
