@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 
 from aura import allreduce, backend, dashboard, diagnosis, distributed, facts, forecast, links, sources, verdict
-from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError, agreed
+from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError, agreed, one_line
 from aura.findings import named
 
 MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gathered than rank 0 does for them
@@ -71,7 +71,7 @@ class Examination:
             if self.dist is None or self.alone or (self.rank and 0 in self.dist.silent):
                 raise
             self.watch.cancel()
-            reason = _line(problem)
+            reason = one_line(problem)
         if self.group_started:
             self.judge_group(wrong, reason)
             if not reason and self.kinds().isdisjoint(STOP):
@@ -113,7 +113,7 @@ class Examination:
             return json.loads(self.dist.store.get(f"doctor/{topic}"))
 
         try:
-            return distributed.within(limit + 1, ask)
+            return backend.within(limit + 1, ask)
         except (RuntimeError, TimeoutError) as problem:
             self.alone = True
             raise self._lost_rank_0(topic) from problem
@@ -198,7 +198,7 @@ class Examination:
     def _measure_network(self):
         limit = 2 * self.timeout + PEER_SECONDS * len(self.peers) + MARGIN_SECONDS
         try:
-            self.survey = distributed.within(
+            self.survey = backend.within(
                 limit, lambda: links.survey(self.dist.store, self.rank, self.peers, self.timeout))
         except TimeoutError:
             self.survey = links.Survey(silent=[0])
@@ -217,7 +217,8 @@ class Examination:
         except TrainingFault as problem:
             return str(problem), None
         except RuntimeError as problem:  # to leave the group at once is to tell those that wait in it
-            return (None, _line(problem)) if distributed.is_communication_error(problem) else (_line(problem), None)
+            said = one_line(problem)
+            return (None, said) if distributed.is_communication_error(problem) else (said, None)
         return None, None
 
     def judge_group(self, wrong, reason):
@@ -268,11 +269,6 @@ class Examination:
         store.set("doctor/veredicto", json.dumps(len(self.findings)))
         self._wait([f"doctor/left/{rank}" for rank in self.present - {0}], MARGIN_SECONDS)
         return len(self.findings)
-
-
-def _line(problem):
-    """One line of at most 300 characters."""
-    return " ".join(str(problem).split())[:300]
 
 
 # ---- What rank 0 prints ---------------------------------------------------------------------------------------------

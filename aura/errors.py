@@ -34,6 +34,11 @@ def agreed(kind, text):
     return problem
 
 
-def first_line(problem, most=160):
-    """The first line of what an exception says, its type where it says nothing."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:most]
+def first_line(problem):
+    """The first line of what an exception says, 160 characters at most; its type where it says nothing."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]
+
+
+def one_line(problem, most=300):
+    """All that an exception says in one line, `most` characters at most; its type where it says nothing."""
+    return (" ".join(str(problem).split()) or type(problem).__name__)[:most]

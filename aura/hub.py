@@ -1,5 +1,7 @@
 """What the Hub's client says in English, in many lines and in types that change from version to version."""
 
+from aura.errors import one_line
+
 STATUS = {401: "no existe, o pide una cuenta (hf auth login)", 403: "esa cuenta no tiene permiso; pídalo en su página",
           404: "no existe", 429: "son demasiadas peticiones; espere unos minutos"}
 
@@ -24,5 +26,4 @@ def reason(problem):
             return f"el Hub responde {status} a {each.response.url}: {why}"
     if any(isinstance(each, ConnectionError | TimeoutError | LocalEntryNotFoundError) for each in chain):
         return "no se pudo conectar con el Hub"
-    words = " ".join(str(problem).split())  # which configurations there are comes after the first line
-    return (words or type(problem).__name__)[:240]
+    return one_line(problem, 240)  # which configurations there are comes after the first line

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import corpus, dataset, diagnosis, distributed, facts, forecast, sources, verdict
+from aura import backend, corpus, dataset, diagnosis, distributed, doctor, facts, forecast, sources, verdict
 from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text, free_port, run
 
@@ -200,6 +200,15 @@ def test_what_the_network_means_for_training():
     assert "--grad-accum" in "".join(forecast.lines(forecast.rows(slow, speed), wired, 120))
     assert "Wi-Fi" not in "".join(forecast.lines(forecast.rows(slow, speed), wired, 120))
     assert "Va por Wi-Fi el rango 1" in forecast.lines(forecast.rows(slow, speed), wireless, 120)[-1]
+
+
+def test_a_group_that_breaks_without_a_word_is_broken(monkeypatch):
+    def breaks(*_):
+        raise RuntimeError
+
+    monkeypatch.setattr(backend, "check_all_reduce", breaks)
+    dist = distributed.Session()
+    assert doctor.Examination(SimpleNamespace(dist_timeout=1)).in_group(dist) == ("RuntimeError", None)
 
 
 # ---- Real groups ----------------------------------------------------------------------------------------------------
