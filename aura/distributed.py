@@ -28,7 +28,8 @@ from aura import backend as backends
 from aura import placement, sharding, sources, sync, waiting
 from aura.backend import within
 from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
-from aura.launch import LISTENED, die_with_parent
+from aura.launch import LISTENED
+from aura.signals import die_with_parent
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left

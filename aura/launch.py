@@ -7,7 +7,6 @@ always), and leaves them behind when it is killed.
 """
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 
 from aura import console, waiting
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
-from aura.signals import ORDERLY, ignored
+from aura.signals import ORDERLY, die_with_parent, ignored
 
 LISTENED = "AURA_LAUNCHER"  # the name of this launch, for processes whose standard error the launcher reads
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
@@ -33,19 +32,6 @@ SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
 ECHOES = ("otro proceso se ha detenido", "se ha perdido la comunicación", "el rango 0 se ha detenido")
-
-
-def die_with_parent(number, parent):
-    """A function that makes the process calling it receive `number` when its parent, pid `parent`, dies (Linux)."""
-    library, set_death_signal = ctypes.CDLL(None), 1  # PR_SET_PDEATHSIG of prctl(2)
-
-    def ask():
-        if sys.platform == "linux":
-            library.prctl(set_death_signal, number)
-        if os.getppid() != parent:  # it died before we asked
-            os.kill(os.getpid(), number)
-
-    return ask
 
 
 # ---- One rank, under torchrun ---------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly stop; a second Ctrl+C leaves at once.
 
 A thread listens for that second one, because Python runs its handlers only when the main thread is back from C++: a
-process that waits for a machine that is gone would never hear it.
+process that waits for a machine that is gone would never hear it. Who was started by another asks the system for a
+signal when that one dies: killed, it could not send any.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -76,3 +79,17 @@ def orderly_stop():
         writer.close()
         listener.join()
         reader.close()
+
+
+def die_with_parent(number, parent):
+    """A function that makes the process calling it receive `number` when its parent, pid `parent`, dies (Linux)."""
+    # Loaded here: between fork and exec, where subprocess calls ask(), as little as can be is done. Windows has none.
+    library, set_death_signal = ctypes.CDLL(None) if sys.platform == "linux" else None, 1  # PR_SET_PDEATHSIG, prctl(2)
+
+    def ask():
+        if library:
+            library.prctl(set_death_signal, number)
+        if os.getppid() != parent:  # it died before we asked
+            os.kill(os.getpid(), number)
+
+    return ask

@@ -10,6 +10,7 @@ import sys
 import time
 
 from aura.errors import EXIT_OK, UserError
+from aura.signals import die_with_parent
 
 FIRST_SECONDS = 10.0  # before the first word: starting a process takes some of them
 AGAIN_SECONDS = 60.0
@@ -79,8 +80,6 @@ def for_machine_0(host, port):
 
 def main():
     """For ddp_launch.sh, with which this ends."""
-    from aura.launch import die_with_parent
-
     die_with_parent(signal.SIGTERM, os.getppid())()
     for_machine_0(sys.argv[1], int(sys.argv[2]))
     return EXIT_OK

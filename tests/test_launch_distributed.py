@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import launch_distributed
-from aura import launch
+from aura import launch, signals
 from aura.errors import UserError
 from tests.support import ROOT, Process, assert_same_weights, free_port, run, run_ranks
 
@@ -378,3 +378,10 @@ def test_what_a_process_leaves_running_dies_with_it(tmp_path):
     with launched(tmp_path, script(tmp_path, body), processes=1) as process:
         code, output = process.finish(30)
         assert code == 5 and "terminó sin decir por qué (código 5)" in output and nobody_left(tmp_path, 1)
+
+
+def test_where_the_system_tells_no_child_of_its_parent(monkeypatch):
+    """Windows, where there is no library of the process to load."""
+    monkeypatch.setattr(signals.sys, "platform", "win32")
+    monkeypatch.setattr(signals.ctypes, "CDLL", None)
+    signals.die_with_parent(signal.SIGTERM, os.getppid())()
