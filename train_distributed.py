@@ -224,10 +224,9 @@ def main():
         start.tune_allocator(dist.device)
         start.check_places(args, dist, folder=True)
         require_writable_directory(args.results_dir, "--results-dir")
-        found = {}
-        dist.run_on_main(lambda: found.update(task=read_task(args, dist)))
+        task = dist.made_on_main(lambda: read_task(args, dist))
         with heartbeat.beating(args.log_dir, dist) as clock:
-            return train(args, dist, finetune.share(found.get("task"), dist), clock)
+            return train(args, dist, finetune.share(task, dist), clock)
 
 
 if __name__ == "__main__":

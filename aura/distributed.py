@@ -194,6 +194,13 @@ class Session:
             raise agreed(UserError, f"el rango 0 se ha detenido: {answer['error']}")
         return answer["result"]
 
+    def made_on_main(self, work):
+        """What `work()` makes, of whatever type, on rank 0, which alone runs it as run_on_main does; None on the
+        others."""
+        made = []
+        self.run_on_main(lambda: made.append(work()))
+        return made[0] if made else None
+
     def _stored(self, key):
         try:
             return within(self.timeout, lambda: self.store.check([key]))

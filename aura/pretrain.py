@@ -32,13 +32,7 @@ SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
 def load_data(args, dist, config):
     """The prepared Dataset named by the arguments, made first where it is missing, on every machine. config: of the
     model, whose vocabulary the data decide."""
-    found = {}
-
-    def on_main():
-        found["dataset"] = _find_or_prepare(args, dist, config)
-
-    dist.run_on_main(on_main)
-    return share.share_out(dist, found.get("dataset"), args.data_dir)
+    return share.share_out(dist, dist.made_on_main(lambda: _find_or_prepare(args, dist, config)), args.data_dir)
 
 
 def _find_or_prepare(args, dist, config):

@@ -72,8 +72,6 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
 
     Raises UserError for what cannot be read or written.
     """
-    found = {}
-
     def on_main():
         kept = Path(data_dir) / f"{corpus.name}.{vocab_size}.{corpus.fingerprint()[:12]}.tokenizer.model"
         try:
@@ -87,11 +85,10 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
         except OSError as problem:
             raise UserError(f"{str(kept)!r}: no se puede guardar ahí el tokenizador ({explain(problem)}); indique otra "
                             "carpeta con --data-dir") from problem
-        found["model"] = torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8)
-        return dataset.validation_threshold(corpus, val_fraction)
+        model = torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8)
+        return model, float(dataset.validation_threshold(corpus, val_fraction))
 
-    threshold = dist.run_on_main(on_main)
-    model = dist.broadcast_tree(found.get("model"))
+    model, threshold = dist.broadcast_tree(dist.made_on_main(on_main))
     return Streamed(corpus, tokenizers.from_bytes(model.numpy().tobytes()), threshold)
 
 
@@ -398,13 +395,8 @@ def held_out(corpus: Corpus, tokenizer, seq_len: int, *, dist, val_fraction: flo
     Rank 0 reads the first `documents` documents at most and sends what it finds. None, with a warning, where they do
     not fill a window. Raises UserError on every rank for what cannot be read.
     """
-    found = {}
-
-    def on_main():
-        found["windows"] = _held_out_windows(corpus, tokenizer, seq_len, val_fraction, limit, documents)
-
-    dist.run_on_main(on_main)
-    windows = dist.broadcast_tree(found.get("windows"))
+    windows = dist.broadcast_tree(dist.made_on_main(
+        lambda: _held_out_windows(corpus, tokenizer, seq_len, val_fraction, limit, documents)))
     if windows is None:
         dist.print(f"Aviso: entre los primeros {documents} documentos no hay una ventana de validación; no habrá "
                    "pérdida de validación.")
