@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as c10d
@@ -16,7 +15,7 @@ import torch.distributed as c10d
 import aura
 from aura import backend, cgroup, dataset, extension, links, placement, sources
 from aura.errors import UserError
-from aura.files import explain
+from aura.files import explain, nearest
 
 # What decides how text becomes tokens and how tensors are stored; the others draw, count and show.
 PACKAGES = ("numpy", "sentencepiece", "safetensors")
@@ -103,10 +102,7 @@ def _driver():
 
 def _disk(flag, folder):
     """What is free where `folder` is or will be, and why nothing can be written there; leaves nothing behind."""
-    there = Path(folder).absolute()
-    while not os.path.exists(there):
-        there = there.parent
-    problem = None
+    there, problem = nearest(folder), None
     try:
         with tempfile.TemporaryFile(dir=there) as probe:
             probe.write(b"x" * 4096)

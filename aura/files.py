@@ -207,6 +207,12 @@ def take_back():
             path.unlink() if path.name == IN_USE else path.rmdir()
 
 
+def nearest(folder):
+    """`folder`, or where that does not exist yet the nearest of those above it that does."""
+    path = Path(folder).absolute()
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
+
+
 def explain(problem):
     """One Spanish phrase for an OSError."""
     phrases = {

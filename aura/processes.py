@@ -89,12 +89,12 @@ def start_of(pid):
 
 
 def _start(stat):
-    return f"{_boot()} {stat.started}"
+    return f"{boot()} {stat.started}"
 
 
 @functools.cache
-def _boot():
-    """What is the same until the machine starts anew."""
+def boot():
+    """The name that Linux gives to each start of a machine; "" elsewhere."""
     return (ask(Path("/proc/sys/kernel/random/boot_id").read_text) or "").strip()
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from aura.cgroup import group_limit, group_used
 from aura.errors import UserError
+from aura.files import nearest
 from aura.gpus import Gpu, gpu_reader, optional
 from aura.processes import Activity, Processes, ask, pid_namespace, pids_apart
 
@@ -101,7 +102,7 @@ class Sensors:
     def sample(self, ours=()):
         """A Sample now. ours: pids of the run watched; what started them or what they started is ours as well."""
         used, total, swap_used, swap_total = self.memory()
-        disk = ask(disk_usage, self._disk)
+        disk = ask(self.disk)
         cpu, links = self.processor(), self.links()
         activities = self.processes.sample(ours)
         gpus, notes = self._gpus(self._wanted)
@@ -130,6 +131,10 @@ class Sensors:
         if total and limit < total:
             used, total = ask(group_used), limit
         return used, total, *swap
+
+    def disk(self):
+        """shutil.disk_usage of the file system on which the folder is, or will be."""
+        return shutil.disk_usage(nearest(self._disk))
 
     def links(self):
         """[Link] of the interfaces that have counted on since the call before."""
@@ -175,12 +180,6 @@ def _counters(psutil, wanted):
     return {name: (counted.bytes_recv, counted.bytes_sent)
             for name, counted in psutil.net_io_counters(pernic=True, nowrap=False).items()
             if (name == wanted if wanted else name in up and up[name].isup and name not in LOOPBACK)}
-
-
-def disk_usage(folder):
-    """shutil.disk_usage of the file system on which `folder` is, or will be."""
-    path = Path(folder).absolute()
-    return shutil.disk_usage(next(each for each in (path, *path.parents) if each.exists()))
 
 
 # ---- Recorded samples -----------------------------------------------------------------------------------------------

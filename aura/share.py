@@ -13,6 +13,7 @@ from aura import placement, tokens
 from aura.dataset import Dataset, read, size_of
 from aura.errors import UserError
 from aura.files import building, explain, put_in_place, remove_abandoned, require_writable_directory, write_json
+from aura.processes import boot
 
 SEND_BYTES = 32 << 20
 
@@ -62,15 +63,7 @@ def _has_intact(dist, meta, final):
 def _place(data_dir):
     """What tells two machines, also two copies of one virtual machine, or two folders of one machine, apart."""
     stat = os.stat(data_dir)
-    return f"{socket.gethostname()}/{_boot()}/{stat.st_dev}/{stat.st_ino}"
-
-
-def _boot():
-    """The name that Linux gives to each start of a machine; "" elsewhere."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return f"{socket.gethostname()}/{boot()}/{stat.st_dev}/{stat.st_ino}"
 
 
 def _transfer(dist, meta, dataset, final, group):

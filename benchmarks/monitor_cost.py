@@ -85,7 +85,7 @@ def by_part(repeats):
     watched = sensors.Sensors()
     processes, (read_gpus, _) = sensors.Processes(watched.psutil), sensors.gpu_reader()
     sample = watched.sample()
-    functions = {"processor": watched.processor, "memory": watched.memory, "disk": lambda: sensors.disk_usage("."),
+    functions = {"processor": watched.processor, "memory": watched.memory, "disk": watched.disk,
                  "network": watched.links, "processes": processes.sample, "gpus": lambda: read_gpus(None),
                  "json": lambda: sensors.to_json(sample), "all": watched.sample}
     return {part: cpu_ms(function, repeats) for part, function in functions.items()}, len(watched.processes.known)

@@ -312,8 +312,8 @@ def test_who_has_no_room_for_the_data_is_told_the_way_out(tmp_path, monkeypatch)
 
 def test_copies_of_one_virtual_machine_are_two_machines(tmp_path, monkeypatch):
     """Of one name, and with the same numbers on their disks."""
-    assert share._boot()
-    monkeypatch.setattr(share, "_boot", lambda: "another")
+    assert share.boot()
+    monkeypatch.setattr(share, "boot", lambda: "another")
     there = share._place(tmp_path)
     monkeypatch.undo()
     assert there != share._place(tmp_path) == share._place(tmp_path)
