@@ -112,7 +112,7 @@ def recorded(args):
                     return  # who recorded it was killed in the middle of a line
                 try:
                     yield parse_record(line, args.gpus)
-                except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
                     raise UserError(f"--replay {args.replay!r}, línea {number}: no es lo que escribe monitor.py --json"
                                     ) from problem
     except OSError as problem:
@@ -125,7 +125,7 @@ def recorded(args):
 def parse_record(line, gpus):
     """(Sample, [Beat]) of a line that --json wrote, or of a Sample alone; of the cards `gpus` only, None for all."""
     values = json.loads(line)
-    sample = sensors.from_json(json.dumps(values.get("sample", values)))
+    sample = sensors.from_dict(values.get("sample", values))
     if gpus is not None:
         sample = dataclasses.replace(sample, gpus=[gpu for gpu in sample.gpus if gpu.index in gpus])
     return sample, [heartbeat.from_dict(beat) for beat in values.get("beats", [])]

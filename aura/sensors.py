@@ -67,19 +67,18 @@ class Sample:
 
 class Sensors:
     """The sensors of this machine. disk: a folder, of whose file system the space is told; it need not exist yet.
-    gpus: NVML's numbers of the cards wanted (CUDA_VISIBLE_DEVICES does not change them), None for all. network: the
-    only interface wanted, None for all that are up but loopback.
+    gpus: NVML's numbers of the cards wanted (CUDA_VISIBLE_DEVICES does not change them), None for all.
 
-    Raises UserError for a card or an interface that is not there.
+    Raises UserError for a card that is not there.
     """
 
-    def __init__(self, disk=".", gpus=None, network=None):
+    def __init__(self, disk=".", gpus=None):
         self.psutil, _ = optional("psutil")
         self._gpus, self._notes = gpu_reader()
         if not self.psutil:
             self._notes = ["sin psutil no se ve cuánto trabajan el procesador y la red: pip install psutil",
                            *self._notes]
-        self._disk, self._network, self._wanted = str(disk), network, gpus
+        self._disk, self._wanted = str(disk), gpus
         self.host, self._cores = socket.gethostname(), os.cpu_count() or 1
         self.processes = Processes(self.psutil)
         self._apart = pids_apart()
@@ -87,10 +86,6 @@ class Sensors:
         self._check()
 
     def _check(self):
-        if self._network:
-            there = ask(lambda: sorted(self.psutil.net_io_counters(pernic=True)))
-            if there and self._network not in there:
-                raise UserError(f"no hay ninguna interfaz de red {self._network!r}: indique una de {', '.join(there)}")
         if self._wanted:
             gpus, notes = self._gpus(None)
             there = [gpu.index for gpu in gpus]
@@ -140,7 +135,7 @@ class Sensors:
         """[Link] of the interfaces that have counted on since the call before."""
         before, since = self._counters, self._clock
         self._clock = time.monotonic()
-        self._counters = ask(_counters, self.psutil, self._network) or {}
+        self._counters = ask(_counters, self.psutil) or {}
         if not before or self._clock <= since:
             return []
         seconds, found = self._clock - since, []
@@ -174,12 +169,12 @@ def _physical():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _counters(psutil, wanted):
-    """{interface: (bytes received, sent)}"""
+def _counters(psutil):
+    """{interface: (bytes received, sent)} of all that are up but loopback."""
     up = psutil.net_if_stats()
     return {name: (counted.bytes_recv, counted.bytes_sent)
             for name, counted in psutil.net_io_counters(pernic=True, nowrap=False).items()
-            if (name == wanted if wanted else name in up and up[name].isup and name not in LOOPBACK)}
+            if name in up and up[name].isup and name not in LOOPBACK}
 
 
 # ---- Recorded samples -----------------------------------------------------------------------------------------------
@@ -190,13 +185,10 @@ def to_json(sample):
     return json.dumps(dataclasses.asdict(sample), ensure_ascii=False)
 
 
-def from_json(line):
-    """The Sample that to_json() wrote. Raises UserError."""
-    try:
-        return typed(json.loads(line), Sample)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-        shown = line if len(line) <= 60 else line[:57] + "..."
-        raise UserError(f"{shown!r} no es una muestra de monitor.py: grábelas con monitor.py --json") from problem
+def from_dict(values):
+    """The Sample whose to_json() json.loads gave as `values`. Raises TypeError, KeyError or ValueError for what is
+    none."""
+    return typed(values, Sample)
 
 
 _hints = functools.cache(typing.get_type_hints)

@@ -110,7 +110,7 @@ def test_json_and_csv_that_goes_on(tmp_path, main):
     assert code == 0 and len(lines) == 3
     records = [json.loads(line) for line in lines]
     assert [one["kind"] for one in records[0]["findings"]] == ["gone"] and records[0]["beats"][1]["host"] == "nodo2"
-    times = [sensors.from_json(json.dumps(one["sample"])).time for one in records]
+    times = [sensors.from_dict(one["sample"]).time for one in records]
     assert times[1] - times[0] > 0.05 and times == sorted(times)
     (tmp_path / "grabado").write_text(output)
     assert main("--json", "--replay", "grabado") == (0, output)
