@@ -11,8 +11,8 @@ Exit code 0 only when every rank got the right sum (--full: and nothing else is 
 that cannot be reached in time; 3 when a process is lost, a sum is wrong or --full has found a problem.
 """
 
-from aura import backend, cli, distributed, sharding
-from aura.errors import EXIT_OK, TrainingFault, UserError
+from aura import backend, cli, distributed
+from aura.errors import EXIT_OK, TrainingFault, UserError, agreed
 
 __test__ = False  # a script with a test's name: pytest must leave it alone
 
@@ -44,7 +44,7 @@ def main():
         from aura import doctor  # brings the models and the data, which the plain check does without
         return doctor.examine(args)
     if args.json:
-        raise sharding.agreed(UserError, "--json solo sirve con --full: añádalo")
+        raise agreed(UserError, "--json solo sirve con --full: añádalo")
     with distributed.session(args) as dist:
         try:
             total = backend.check_all_reduce(dist.rank, dist.world_size, dist.device)

@@ -231,7 +231,7 @@ def _ninja() -> str:
     return path
 
 
-def _instruction_sets() -> str:
+def _processor_flags() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor()
@@ -247,7 +247,7 @@ def build_key(compiler: list[str]) -> str:
         "python": [sys.version, sysconfig.get_config_var("SOABI")],
         "compiler": output_of([*compiler, "--version"]),
         "cuda": output_of([nvcc, "--version"]) if nvcc else "none",
-        "machine": [platform.machine(), _instruction_sets()],
+        "machine": [platform.machine(), _processor_flags()],
     }
     return digest(parts)
 

@@ -204,7 +204,7 @@ def from_sentencepiece(proto, verbatim, note=print):
     if proto.trainer_spec.model_type == UNIGRAM:
         model, pre_tokenizer = _unigram(proto, names, by_type, note)
     else:
-        model, pre_tokenizer = _bpe(proto, names, ids, by_type, note), None
+        model, pre_tokenizer = _bpe(proto, ids, by_type, note), None
     hidden = "|".join(re.escape(name) for name in by_type[CONTROL] + by_type[UNKNOWN])
     decoders = [{"type": "Replace", "pattern": {"Regex": rf"\A(?:{hidden})\z"}, "content": ""}]
     if not verbatim:
@@ -249,7 +249,7 @@ def _obstacle(proto):
     return None
 
 
-def _bpe(proto, names, ids, by_type, note):
+def _bpe(proto, ids, by_type, note):
     """The BPE model; without merges it is SentencePiece's CHAR.
 
     SentencePiece ranks what a merge gives, so every way to cut a piece in two gets the place of its score.

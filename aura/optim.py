@@ -33,7 +33,7 @@ def adamw(model, lr, weight_decay, betas=BETAS):
     return torch.optim.AdamW(_groups(model, weight_decay), lr=lr, betas=betas, eps=1e-8, fused=True)
 
 
-def adamw8bit(model, lr, weight_decay, betas=BETAS):
+def adamw8bit(model, lr, weight_decay):
     """AdamW with both moments in 8 bits, quantised in blocks (Dettmers et al. 2022), about 2 bytes a parameter.
 
     From the optional package bitsandbytes, whose kernels want a GPU. Raises UserError without the one or the other.
@@ -46,7 +46,7 @@ def adamw8bit(model, lr, weight_decay, betas=BETAS):
     except ImportError as problem:
         raise UserError("--optimizer adamw8bit necesita el paquete bitsandbytes: pip install bitsandbytes, o use "
                         "--optimizer adafactor") from problem
-    return AdamW8bit(_groups(model, weight_decay), lr=lr, betas=betas, eps=1e-8)
+    return AdamW8bit(_groups(model, weight_decay), lr=lr, betas=BETAS, eps=1e-8)
 
 
 def adafactor(model, lr, weight_decay):

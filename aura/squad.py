@@ -82,15 +82,16 @@ class _Unusable(Exception):
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
 
-def open_data(name, flag="--dataset"):
+def open_data(name):
     """(training examples, validation examples or None, Problems) of what is called `name`.
 
     name: a file, a folder with train*.json and dev*.json (or val*.json), 'muestra' for the built-in sample, 'squad' or
-    owner/name[:configuration] on the Hub. flag: the argument that error messages name. Where there is validation,
-    training examples without an answer that can be found are left out, as `split` does otherwise. Raises UserError for
-    what cannot be read and where no question is left.
+    owner/name[:configuration] on the Hub. Where there is validation, training examples without an answer that can be
+    found are left out, as `split` does otherwise. Raises UserError for what cannot be read and where no question is
+    left.
     """
-    path, on_hub = find(name, f"{flag} {name!r}")
+    named = f"--dataset {name!r}"
+    path, on_hub = find(name, named)
     if name == SAMPLE_NAME:
         train, problems = read(SAMPLE)
         return train, None, problems
@@ -99,17 +100,17 @@ def open_data(name, flag="--dataset"):
         try:
             files = [_only(path, "train*.json"), _only(path, "dev*.json", "val*.json")]
         except OSError as problem:
-            raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
+            raise UserError(f"{named}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                             "permisos") from problem
         if files[0] is None:
-            raise UserError(f"{flag} {name!r}: la carpeta no contiene ningún train*.json con las preguntas")
+            raise UserError(f"{named}: la carpeta no contiene ningún train*.json con las preguntas")
         parts = [file and _examples(_from_file(file, problems), problems, file) for file in files]
     elif path.exists():
         parts = [_examples(_from_file(path, problems), problems, path), None]
     elif name in HUB or on_hub:
         parts = _from_hub(*(HUB.get(name) or on_hub.groups()), problems)
     else:
-        raise UserError(f"{flag} {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
+        raise UserError(f"{named}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
                         "propietario/nombre, o la ruta de un .json de SQuAD v1.1 o de una carpeta con train*.json y "
                         "dev*.json")
     train, validation = parts

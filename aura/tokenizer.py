@@ -109,10 +109,11 @@ class Tokenizer:
 
     def decode(self, ids):
         """The text of a list of token ids; ids of control tokens leave nothing."""
-        return "".join(_unescape(piece) for piece in self._runs(ids))
+        return "".join(text if in_bytes else text.replace(SPACE, " ") for in_bytes, text in self._runs(ids))
 
     def _runs(self, ids):
-        """Cut `ids` so that byte tokens, which spell characters together, stand apart from whole pieces."""
+        """(whether they are byte tokens, text) of each run of `ids`, cut so that byte tokens, which spell characters
+        together, stand apart from whole pieces."""
         run, in_bytes = [], False
         for token in map(int, ids):
             is_byte = self._processor.is_byte(token)
@@ -275,11 +276,6 @@ def _keeps_every_character(proto):
     changes = spec.precompiled_charsmap or spec.add_dummy_prefix or spec.remove_extra_whitespaces
     bytes_known = sum(piece.type == hf_tokenizer.BYTE for piece in proto.pieces) == 256
     return bool(not changes and spec.escape_whitespaces and proto.trainer_spec.byte_fallback and bytes_known)
-
-
-def _unescape(run):
-    in_bytes, text = run
-    return text if in_bytes else text.replace(SPACE, " ")
 
 
 def same_pieces(a, b):

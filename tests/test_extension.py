@@ -263,7 +263,7 @@ def test_key_changes_with_sources_flags_torch_and_compiler(tmp_path, monkeypatch
         assert key_is_new()
     monkeypatch.setattr(extension, "KERNEL_FLAGS", ["-O0"])
     assert key_is_new()
-    monkeypatch.setattr(extension, "_instruction_sets", lambda: "flags: another processor")
+    monkeypatch.setattr(extension, "_processor_flags", lambda: "flags: another processor")
     assert key_is_new()
     compiler.write_text("#!/bin/sh\necho 2.0\n")
     assert key_is_new()

@@ -128,8 +128,8 @@ def test_files_that_are_not_text(tmp_path):
 
 
 def test_a_folder_and_names_that_are_not(tmp_path):
-    with pytest.raises(UserError, match=r"--datos .*no contiene ningún train\*.json"):
-        squad.open_data(str(tmp_path), flag="--datos")
+    with pytest.raises(UserError, match=r"--dataset .*no contiene ningún train\*.json"):
+        squad.open_data(str(tmp_path))
     write(tmp_path / "train-v1.1.json", document(question("a"), question("moved", start=3)))
     train, validation, problems = squad.open_data(str(tmp_path))
     assert ([e.id for e in train], validation) == (["a", "moved"], None)  # split leaves it out
@@ -156,8 +156,8 @@ def test_a_folder_and_names_that_are_not(tmp_path):
     ("x" * 300 + ".json", "no se puede leer .el nombre es demasiado largo"),
     ("~no-hay-tal-usuario/squad.json", "no hay un usuario con esa carpeta personal")])
 def test_a_path_that_cannot_be_looked_at_is_named(name, message):
-    with pytest.raises(UserError, match=f"--datos '{name}': {message}"):
-        squad.open_data(name, flag="--datos")
+    with pytest.raises(UserError, match=f"--dataset '{name}': {message}"):
+        squad.open_data(name)
 
 
 @pytest.mark.parametrize("how", ["iterdir", "is_file"])

@@ -417,7 +417,6 @@ _UNITS = ("cero uno dos tres cuatro cinco seis siete ocho nueve diez once doce t
 _TENS = "treinta cuarenta cincuenta sesenta setenta ochenta noventa".split()
 _HUNDREDS = ("ciento doscientos trescientos cuatrocientos quinientos seiscientos setecientos ochocientos "
              "novecientos").split()
-_ORDINALS = "primero segundo tercero cuarto quinto sexto séptimo octavo noveno décimo".split()
 
 
 @cache
@@ -472,12 +471,6 @@ def figure(n: float, decimals: int = 0) -> str:
     whole, _, part = f"{n:.{decimals}f}".partition(".")
     whole = f"{int(whole):,}".replace(",", " ") if len(whole) > 4 else whole
     return f"{whole},{part}" if part else whole
-
-
-@cache
-def ordinal(n: int, feminine: bool = False, short: bool = False) -> str:
-    """primero .. décimo; short before a masculine noun (primer, tercer)."""
-    return before_noun(_ORDINALS[n - 1], feminine, False) if short else agree(_ORDINALS[n - 1], feminine)
 
 
 def clock(hour: int, minute: int = 0) -> str:
