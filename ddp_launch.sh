@@ -145,13 +145,13 @@ prepare="prepare el entorno con «make train» o indique PYTHON=/ruta/de/python"
 if [[ -z ${python} ]]; then
     if [[ -x ${here}/.venv/bin/python ]]; then python=${here}/.venv/bin/python; else python=python3; fi
 fi
-with_aura() { PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -c "$@"; }
+with_aura() { PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" "${python}" "$@"; }
 if ! command -v "${python}" >/dev/null; then
     bad "no se encuentra el intérprete PYTHON=\"${python}\" (${prepare})"
 elif ! "${python}" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' >/dev/null 2>&1; then
     bad "PYTHON=\"${python}\" no tiene torch, y sin él no hay torchrun (${prepare})"
 elif [[ ${node_rank} == 0 && -n ${port} ]]; then # the others come here: what is in their way is said before they do
-    said=$(with_aura 'import sys; from aura import placement
+    said=$(with_aura -c 'import sys; from aura import placement
 print(placement.port_problem(int(sys.argv[1]), "MASTER_PORT=") or "")
 print(placement.foreign_address(sys.argv[2], "MASTER_ADDR=") or "")' "${port}" "${addr}")
     { read -r problem && read -r warning; } <<<"${said}"
@@ -171,14 +171,14 @@ fi
 
 # --- go -------------------------------------------------------------------------------------------------------------
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then
-    cores=$(with_aura 'from aura import cgroup; print(cgroup.cores())' 2>/dev/null)
+    cores=$(with_aura -c 'from aura import cgroup; print(cgroup.cores())' 2>/dev/null)
     [[ -n ${cores} ]] || cores=$(nproc 2>/dev/null || echo 1)
     export OMP_NUM_THREADS=$((cores > processes ? cores / processes : 1))
 fi
 [[ -z ${warning} ]] || printf 'Aviso: %s.\n' "${warning}" >&2
 # torchrun would wait for the other machines in silence, or write stack traces.
 if ((node_rank > 0)); then
-    PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" "${python}" -m aura.waiting "${addr}" "${port}" || exit
+    with_aura -m aura.waiting "${addr}" "${port}" || exit
 elif ((several)); then
     printf 'Las %d máquinas empiezan juntas; se espera a las otras, todas con MASTER_ADDR=%s MASTER_PORT=%d NNODES=%d.\n' \
         "${nnodes}" "${addr}" "${port}" "${nnodes}" >&2

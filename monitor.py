@@ -135,7 +135,7 @@ def watch(args, view):
     """Show sample after sample; returns the exit code."""
     samples, readings = (collections.deque(maxlen=WINDOWS) for _ in range(2))
     moments = recorded(args) if args.replay else measured(args, view.wait)
-    table = dashboard.Table(args.csv) if args.csv else None
+    table = dashboard.CsvFile(args.csv) if args.csv else None
     seen, found = 0, []
     for sample, beats in moments:
         seen += 1

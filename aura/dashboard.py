@@ -255,7 +255,7 @@ def csv_row(sample, beats, found):
     return row
 
 
-class Table:
+class CsvFile:
     """A CSV file with a row a sample, each of them written at once.
 
     Raises UserError where the file has other columns or cannot be written.

@@ -71,7 +71,7 @@ def rows(curve, speed):
     found = []
     for name, config in gpt.PRESETS.items():
         compute = SEQUENCES * config.seq_len * config.flops_per_token() / flops
-        gradients = of_gpt(config)
+        gradients = gpt_gradients(config)
         waiting = allreduce.step_seconds(curve, gradients, BACKWARD * compute)
         found.append({"preset": name, "gradient_mb": 4e-6 * config.parameters(),
                       "communication_s": allreduce.step_seconds(curve, gradients), "waiting_s": waiting,
@@ -104,8 +104,8 @@ def _advice(row):
     return f"--grad-accum {row['accumulate']}, o --batch-size {SEQUENCES * row['accumulate']} si cabe"
 
 
-def of_gpt(config):
-    """`gradients` of allreduce.buckets() of a gpt.GPT: backward begins with the head, whose weights are the
+def gpt_gradients(config):
+    """A gpt.GPT's gradients as allreduce.buckets() takes them. Backward begins with the head, whose weights are the
     embedding's, to which both ends of the model add; so their gradient, of the first parameter, is complete last."""
     with torch.device("meta"):
         model = gpt.GPT(config)

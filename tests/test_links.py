@@ -219,7 +219,7 @@ def test_buckets_are_those_of_the_reducer(preset):
         parameters = list(gpt.GPT(gpt.PRESETS[preset]).parameters())[::-1]
     groups, _ = c10d._compute_bucket_assignment_by_size(parameters, [allreduce.FIRST_BUCKET_BYTES,
                                                                      allreduce.BUCKET_BYTES])
-    made = allreduce.buckets(forecast.of_gpt(gpt.PRESETS[preset]))
+    made = allreduce.buckets(forecast.gpt_gradients(gpt.PRESETS[preset]))
     assert [size for size, _ in made] == [4 * sum(parameters[i].numel() for i in group) for group in groups]
     shares = [share for _, share in made]
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1)
@@ -234,7 +234,7 @@ def test_what_backward_hides_is_not_exposed():
     assert allreduce.seconds_for(curve, 512) == 0.001
     assert allreduce.seconds_for(curve, 32.5 * 2**20) == pytest.approx(0.325)
     assert allreduce.seconds_for(curve, 128 << 20) == pytest.approx(1.28)
-    gradients = forecast.of_gpt(gpt.PRESETS["gpt2"])
+    gradients = forecast.gpt_gradients(gpt.PRESETS["gpt2"])
     sizes = [size for size, _ in allreduce.buckets(gradients)]
     all_of_it = sum(allreduce.seconds_for(curve, size) for size in sizes)
     assert allreduce.step_seconds(curve, gradients) == pytest.approx(all_of_it)
