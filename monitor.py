@@ -9,8 +9,8 @@
     python monitor.py --cluster --replay noche.jsonl | less   # ...and look at it in the morning
     python monitor.py --interval 60 --csv uso.csv --gpus 0,1
 
-Exit code 0 at the end and after Ctrl+C; 2 for bad values; 3 when --check found something;
-141, as any program's in a shell, when nobody reads its output any more.
+Exit code 0 at the end and, where no number of samples was asked for, after Ctrl+C (else 130); 2 for bad values; 3 when
+--check found something; 141, as any program's in a shell, when nobody reads its output any more.
 """
 
 import collections

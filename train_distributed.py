@@ -189,7 +189,7 @@ def train(args, dist, task, clock):
             reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
     finally:
         reporter.close()
-    stopped = stopped if progress.step < steps or not evaluation.metrics else 0
+    stopped = stopped if progress.step < steps or not evaluation.metrics else 0  # a signal that came too late
     if not stopped:
         finish(args, dist, task, module, ready, evaluation)
     path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics,

@@ -51,8 +51,8 @@ def connect(seconds):
     """The groups of all ranks that start() takes: what goes to a higher rank travels by the first, the rest by the
     second. seconds: time-out.
 
-    gloo asks for what it may receive over the connection by which it sends. Behind what waits to be sent on a slow
-    network the question would take longer than computing: of 1.6 MB each way at 10 Mbit/s, 2.06 s instead of 1.4.
+    gloo tells the other end that it is ready to receive over the same connection on which it sends. With one group, on
+    a slow network, that message waits behind the data: 1.6 MB each way at 10 Mbit/s took 2.06 s instead of 1.4.
     """
     return [c10d.new_group(backend="gloo", timeout=timedelta(seconds=seconds)) for _ in range(2)]
 

@@ -217,9 +217,9 @@ class Checkpointer:
                 self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
 
     def asked(self, resume):
-        """`resume` or, for a later attempt of one launch, 'auto' once an earlier one has begun and saved in the folder
-        or, where it began anew and is signed, may have saved on another rank: what was asked for was for the first. On
-        rank 0 alone."""
+        """What --resume `resume` means in this attempt of a launch: a restart repeats the arguments, which were for the
+        first attempt. Later ones take 'auto' once an earlier one has saved in the folder or, where it began anew and
+        has signed it, may have saved on another rank. On rank 0 alone."""
         with contextlib.suppress(FileNotFoundError):
             saved = found(self.directory) or resume == "none" and self._signed()
             if saved and (self.directory / LAUNCH).read_bytes() == self.dist.launch.encode():
@@ -486,7 +486,7 @@ def choose(resume, directory, note=print):
 
 
 def size_of(model, average):
-    """Bytes of a checkpoint: the weights, AdamW's two moments of each and, where `average`, theirs."""
+    """Bytes of a checkpoint: the weights, AdamW's two moments of each and, where there is one, their average."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     return weights * (4 if average else 3)
 

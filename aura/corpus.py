@@ -134,8 +134,8 @@ class Corpus:
         """Yield (document, place after it) for one rank's share, in the same order each time, from `place` on.
 
         The shares of all ranks are disjoint and together the whole. A place is JSON-able and belongs to its rank and
-        world size; one of files or of the sample may be continued under others, whose shares it then cuts. place: None
-        for the beginning. Raises UserError for what cannot be read.
+        world size; one of files or of the sample may be continued under others, which then share out what is left.
+        place: None for the beginning. Raises UserError for what cannot be read.
         """
         if self.source["kind"] == "hub":
             yield from _hub_documents(self.source, place, rank, world_size)

@@ -36,8 +36,8 @@ LAG = 2  # steps after which every rank acts on what was told in one: a message 
 @dataclass
 class Flight:
     """One fragment on its way. payload: what of this rank's is sent. local: its weights when it left; what was gained
-    since is told by them. average: averaging.start() of the payload. begun: when it left, later by what did not
-    count; None once it has arrived and its time is known."""
+    since is told by them. average: averaging.start() of the payload. begun: when it left, put off by pauses that do
+    not count (see agreed()); None once it has arrived and its time is known."""
 
     fragment: int
     payload: torch.Tensor

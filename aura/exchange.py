@@ -8,7 +8,7 @@ backward has ended, the rows that are not zero travel, each with its number.
 import torch
 import torch.distributed as c10d
 
-DENSE_SHARE = 0.5  # of the rows, added up over the ranks: from here on the whole gradient is no more to send
+DENSE_SHARE = 0.5  # of the rows, added up over the ranks: beyond this, to send the whole gradient costs no more
 
 
 def average_rows(gradient, world_size):

@@ -28,11 +28,12 @@ SMALLEST_LOSS_SCALE = 1.0  # an fp16 scale below this means the gradients themse
 
 @dataclass(frozen=True)
 class Policy:
-    """What the loop does when. Intervals are in optimiser steps; 0 means never."""
+    """What the loop does when. Intervals are in optimiser steps; 0 means never. micro_tokens: about how many tokens a
+    micro-batch has; its loss is divided by this, so that fp16 sees values near 1, and the true count, which may vary,
+    is put right before the step."""
 
     max_steps: int
-    micro_tokens: int  # about how many tokens a micro-batch has: its loss is divided by this, so that fp16 sees values
-    # near 1; the true count, which may vary, is put right before the step
+    micro_tokens: int
     grad_accum: int = 1
     grad_clip: float = 1.0
     log_interval: int = 10
@@ -251,10 +252,11 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
 
 
 def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):
-    """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step. Those
-    of restart that were taken before the last one was acted on have had no lower rate: they are one with it. Raises
-    TrainingFault when it is one too many or, where what has been learnt since the last checkpoint is to be saved first,
-    returns it."""
+    """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step.
+
+    With restart, one that was taken before the last fault was acted on still had the rate of before: it is counted as
+    part of that fault. Raises TrainingFault when this is one fault too many; returns it instead where what has been
+    learnt since the last checkpoint is to be saved first, and None where the run goes on."""
     if policy.nan_policy == "restart" and known.step <= progress.recovered:
         reporter.event(known.step, f"{known.trouble}: aún con la tasa anterior, no cuenta otra vez")
         return None

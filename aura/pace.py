@@ -31,9 +31,9 @@ class Pace:
 
     compute_s: seconds of all its micro-batches and of AdamW's step, backward_s: of the backward of one, both of the
     slowest rank. own_s: compute_s of every rank. tokens: that each rank takes in a step. ready: for each parameter the
-    share of backward after which its gradient is complete; () for as many parts as it has elements, the last parameter
-    first. by_rows: numbers of the parameters of whose gradients ddp sends next to nothing (see exchange.py). halving_s:
-    seconds that fp16 computes besides, of the slowest rank.
+    share of backward after which its gradient is complete; () where backward is taken to go from the last parameter to
+    the first and to spend on each in proportion to its elements. by_rows: numbers of the parameters of whose gradients
+    ddp sends next to nothing (see exchange.py). halving_s: seconds that fp16 computes besides, of the slowest rank.
     """
 
     compute_s: float
@@ -50,7 +50,7 @@ def measure(dist, module, loss_fn, batch, precision, grad_accum, most_seconds=5.
 
     batch: one micro-batch as loss_fn(module, batch) -> (sum of losses, how many count) takes it. Forward and backward
     run once to warm up, then once or, as far as most_seconds reach, up to REPETITIONS times; the median counts. Where
-    the one time takes longer than the warm-up, they run again, and the smaller counts.
+    there is time for one alone, and it took longer than the warm-up, they run again, and the smaller counts.
     Weights, random state and every part's train() or eval() stay as they were; gradients are None.
     """
     parameters, modes = list(module.parameters()), {part: part.training for part in module.modules()}

@@ -39,8 +39,8 @@ class Reporter:
     """Shows and stores the progress of a run. Only rank 0 does anything; the others may call it all the same.
 
     steps: length of the run. flops_per_token and peak: for MFU, None where unknown. name: the table's. target_hours:
-    how long the whole training may take, resumes included; each line says whether it will. ideal, unexchanged: tokens/s
-    of as many processes that need not wait for each other, and of these without exchanging gradients, where measured.
+    how long the whole training may take, resumes included; each line says whether it will. ideal: tokens/s of as many
+    processes that never wait for each other; unexchanged: of these without exchanging gradients; None if not measured.
     unit: what loop.train counts, tokens or samples; then every rate here is one of samples.
     """
 

@@ -138,9 +138,10 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
 
 
 def length(args, dist, loader, progress):
-    """(steps of the whole run, how many fewer of today's would have come as far): where --epochs says how long it is,
-    steps that took more or less data, on another number of processes, count as what they have seen of it, and those
-    with other data as none. The schedule is that of a run of today's steps, at the step that many fewer."""
+    """(steps of the whole run, `fewer`). Where --epochs says how long it is, steps done before may have taken more or
+    less data than today's, as on another number of processes, or other data: they count as the number of today's steps
+    that would have seen as much of these data. `fewer` is by how much that number is below theirs. The schedule is that
+    of a run of today's steps alone: at step - fewer, of steps - fewer."""
     if args.max_steps:
         return args.max_steps, 0
     whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
@@ -239,8 +240,7 @@ def _same_everywhere(dist, module):
 
 @dataclass
 class Ready:
-    """What training begins with. model: what runs forward, wrapped. steps: of the whole run; `fewer` of today's would
-    have come as far as `progress` (see length)."""
+    """What training begins with. model: what runs forward, wrapped. steps, fewer: as length() gives them."""
 
     model: torch.nn.Module
     synced: object

@@ -41,7 +41,7 @@ class Exact:
 
     weights: the agreed weights as tensors in the order of the module's parameters, where those are not the module's.
     setting: what a process must have in common with the one whose own_state() it takes over, {} where there is none.
-    origin: the name of what began as a run whose checkpoint another rank than 0 may have to save, None of any other.
+    origin: the name of the run as it first began, where another rank than 0 may have to save its checkpoint; else None.
     """
 
     weights = origin = None
