@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aura import hub, muestra
 from aura.errors import UserError
-from aura.files import explain
+from aura.files import explain, path_called
 
 SAMPLE_NAME = "muestra"
 SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
@@ -219,27 +219,6 @@ def find(name, named):
     """(path_called(), match of HUB_NAME or None): a slip in a path must not wait for the Hub."""
     path = path_called(name, named)
     return path, None if path.parent.is_dir() else HUB_NAME.fullmatch(name)
-
-
-def path_called(name, named):
-    """The path `name`, its ~ expanded, whether or not there is such a file. named: how the error message calls it.
-
-    Raises UserError where the system does not let one find out, and for a device or a pipe: of those a corpus is read
-    once at most, and one waits without a word for whoever writes into a pipe.
-    """
-    try:
-        path = Path(name).expanduser()
-        kind = path.stat().st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            raise UserError(f"{named}: no es un fichero ni una carpeta; guarde su contenido en un fichero e indíquelo")
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as problem:
-        raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
-                        ) from problem
-    except RuntimeError as problem:
-        raise UserError(f"{named}: no hay un usuario con esa carpeta personal; escriba la ruta entera") from problem
-    return path
 
 
 def _state_of(files):

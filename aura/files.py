@@ -1,4 +1,5 @@
-"""Files that are either whole or not there: written beside their final name, flushed to disk, then renamed."""
+"""Files that are either whole or not there: written beside their final name, flushed to disk, then renamed; and what
+is wrong with a path, in Spanish."""
 
 import contextlib
 import errno
@@ -7,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -205,6 +207,27 @@ def take_back():
     for path in sorted(_made, key=lambda path: len(path.parts), reverse=True):
         with contextlib.suppress(OSError):  # what holds something stays
             path.unlink() if path.name == IN_USE else path.rmdir()
+
+
+def path_called(name, named):
+    """The path `name`, its ~ expanded, whether or not there is such a file. named: how the error message calls it.
+
+    Raises UserError where the system does not let one find out, and for a device or a pipe: those can be read once at
+    most, and who opens a pipe waits without a word for whoever writes into it.
+    """
+    try:
+        path = Path(name).expanduser()
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise UserError(f"{named}: no es un fichero ni una carpeta; guarde su contenido en un fichero e indíquelo")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as problem:
+        raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
+                        ) from problem
+    except RuntimeError as problem:
+        raise UserError(f"{named}: no hay un usuario con esa carpeta personal; escriba la ruta entera") from problem
+    return path
 
 
 def nearest(folder):

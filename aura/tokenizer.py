@@ -17,9 +17,8 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from aura import cgroup, hf_tokenizer, hub
-from aura.corpus import path_called
 from aura.errors import UserError
-from aura.files import explain, set_aside, write_bytes
+from aura.files import explain, path_called, set_aside, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
 SPACE_BYTES = SPACE.encode("utf-8")

@@ -19,9 +19,8 @@ from collections import Counter
 
 import numpy as np
 
-from aura.corpus import path_called
 from aura.errors import UserError
-from aura.files import explain
+from aura.files import explain, path_called
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORD_CHARACTERS = 100  # a longer word is unknown
