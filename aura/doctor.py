@@ -18,7 +18,6 @@ from aura.findings import named
 
 MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gathered than rank 0 does for them
 PEER_SECONDS = 3  # that the survey of the network takes for each machine
-POLL_SECONDS = 0.02
 ATTEMPTS = 3  # at measuring a slow rank: another program's second is no trouble yet
 # With one of these no group can be formed, or none that lasts.
 STOP = {"world-size", "missing", "silent", "port", "interface"}
@@ -119,13 +118,8 @@ class Examination:
             raise self._lost_rank_0(topic) from problem
 
     def _wait(self, keys, limit):
-        """Whether all keys are in the store within `limit` seconds. (Its own wait() tells stderr of each time-out.)"""
-        deadline = time.monotonic() + limit
-        while keys and not self.dist.store.check(keys):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
+        """Whether all keys are in the store within `limit` seconds."""
+        return links.wait(self.dist.store, keys, time.monotonic() + limit, every=True)
 
     def _lost_rank_0(self, topic):
         self.alone = True

@@ -21,7 +21,7 @@ from aura import placement, wire
 from aura.files import explain
 from aura.findings import Finding, named
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 PAIR_SECONDS = 12  # for the 3 s that a pair takes
 ANSWER_SECONDS = 3  # beyond that, for an answer to arrive in the store
 
@@ -109,7 +109,7 @@ def _follow(store, desk, rank, timeout):
     deadline, number = time.monotonic() + 2 * timeout + PAIR_SECONDS + ANSWER_SECONDS, 0
     while True:
         key = f"links/order/{number}" if desk else "links/survey"
-        _wait(store, [key, "links/survey"], deadline)
+        wait(store, [key, "links/survey"], deadline)
         if store.check(["links/survey"]):
             result = _from_json(store.get("links/survey"))
             with contextlib.suppress(RuntimeError):  # rank 0 has given up waiting, and left
@@ -127,7 +127,7 @@ def _lead(store, desk, peers, first, deadline):
     """What rank 0 does: find out who is there, let them connect, then measure one another, and tell the result."""
     result, here = Survey(), {rank: f"links/here/{rank}" for rank in peers}
     arrived = time.monotonic() + (deadline - time.monotonic()) / 2  # the other half is for those who are there
-    _wait(store, here.values(), arrived, every=True)
+    wait(store, here.values(), arrived, every=True)
     result.silent = [rank for rank, key in here.items() if not store.check([key])]
     cards = {rank: json.loads(store.get(here[rank])) for rank in first if rank not in result.silent}
     numbers = itertools.count()
@@ -137,7 +137,7 @@ def _lead(store, desk, peers, first, deadline):
         store.set(f"links/order/{number}", json.dumps({**order, "who": who}))
         answers = {0: _obey(desk, order)} if 0 in who else {}
         keys = {rank: f"links/answer/{number}/{rank}" for rank in who if rank}
-        _wait(store, keys.values(), time.monotonic() + seconds + ANSWER_SECONDS, every=True)
+        wait(store, keys.values(), time.monotonic() + seconds + ANSWER_SECONDS, every=True)
         for rank, key in keys.items():
             if store.check([key]):
                 answers[rank] = json.loads(store.get(key))
@@ -158,7 +158,7 @@ def _lead(store, desk, peers, first, deadline):
     store.set("links/survey", text)
     # Whoever leads may leave at once, and take the store along: not before the others, over a bad link, have read it.
     readers = [f"links/read/{rank}" for rank in peers if rank and rank not in result.silent]
-    _wait(store, readers, time.monotonic() + ANSWER_SECONDS, every=True)
+    wait(store, readers, time.monotonic() + ANSWER_SECONDS, every=True)
     return _from_json(text)
 
 
@@ -220,14 +220,15 @@ def rounds(players):
         ring.insert(1, ring.pop())
 
 
-def _wait(store, keys, deadline, every=False):
-    """Until one of `keys`, or every one, is in the store, or the deadline has passed."""
+def wait(store, keys, deadline, every=False):
+    """Whether one of `keys`, or every one, is in the store before the deadline. (A store's own wait() tells stderr of
+    each time-out.)"""
     keys = list(keys)
-    while time.monotonic() < deadline:
-        there = [store.check([key]) for key in keys]
-        if all(there) if every else any(there):
-            return
+    while not (all if every else any)(store.check([key]) for key in keys):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(POLL_SECONDS)
+    return True
 
 
 def _from_json(text):
