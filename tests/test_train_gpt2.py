@@ -215,7 +215,7 @@ def test_data_that_do_not_match_their_hash_are_refused(book, tmp_path):
     path.write_text(json.dumps(meta))
     outputs = run_ranks([SCRIPT, *SMALL, "--distributed", "--max-steps", "2"], [first, second])
     assert all(code == 2 and "train-00000.bin" in output and "sha256" in output for code, output in outputs), outputs
-    assert list((second / "Data").iterdir()) == []
+    assert list(second.iterdir()) == []
 
 
 def test_a_signal_to_one_rank_stops_all_and_other_world_size_goes_on(book, tmp_path):
