@@ -30,7 +30,7 @@ from aura import checkpoint, cli, distributed, heartbeat, loop
 
 heartbeat.INTERVAL_SECONDS, aura.clock.WINDOW_SECONDS = 0.1, 0.3
 case, slow_s, stuck_at = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-reporter = SimpleNamespace(count=lambda *values: None, log=lambda step, **values: None)
+reporter = SimpleNamespace(count=lambda *values: None, log=lambda step, **values: None, keep=lambda: None)
 
 
 class Loader:
