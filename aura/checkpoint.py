@@ -261,12 +261,13 @@ class Checkpointer:
     def save_alone(self, step, state):
         """Write the checkpoint of `step` on this rank, whichever it is, for those who are left when another is lost;
         where that fails, the one before is the last. One that rank 0 wrote in this run at this very step, on a disk
-        that this rank sees, stays: what is agreed is the same, and with it each goes on from what it knows alone."""
+        that this rank sees, stays: the agreed weights in it are the same, and rank 0's optimiser is in none but that.
+        """
         self.settle()
         if self.source and step_of(self.source[0]) == step and _run_of(self.source[0]) == state["sync"].get("run"):
             return
         path = path_of(self.directory, step, self.names.interrupted)
-        alone = {**state, "sync": {**state["sync"], "run": None}}  # nobody is to add what was saved with another
+        alone = {**state, "sync": {**state["sync"], "run": None}}  # no rank's own file goes with it
         self._write({path: cpu_copy(alone)})
         self.failure = None
 
@@ -286,14 +287,13 @@ class Checkpointer:
             self._write(files)
             self.poll()
             return
-        writer = threading.Thread(target=self._write, args=(copied,))
+        self.writer = threading.Thread(target=self._write, args=(copied,))
         try:
-            writer.start()
+            self.writer.start()
         except RuntimeError:  # no room for its stack, or as many threads as there may be: training waits for this one
+            self.writer = None
             self._write(copied)
             self.poll()
-            return
-        self.writer = writer
 
     def _write(self, files):
         """Write {path: state}, each whole or not at all."""

@@ -203,8 +203,8 @@ class StreamLoader:
         self.samples = self._place.block * self._share.shuffle_windows + self._at
 
     def state_dict(self) -> dict:
-        """The positions of all ranks, which call this together at the same step; plain values only. A
-        rank that is left alone gives for the others the positions they last told."""
+        """The positions of all ranks, which call this together at the same step; plain values only. A rank
+        that is left alone gives for the others the positions they last told."""
         told = self._dist.gather_objects(_plain(*self._done))
         self._known = [position or before for position, before in zip(told, self._known, strict=True)]
         share = self._share
