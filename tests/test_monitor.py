@@ -203,6 +203,14 @@ def test_a_recorded_beat_of_another_kind_is_one_line(tmp_path, main, change):
         main("--replay", path)
 
 
+@pytest.mark.parametrize("line", ["", "[]", "nada", "{}", '{"time": 1}', "[" * 100_000, "null"])
+def test_a_recorded_line_of_rubbish_is_one_line(tmp_path, main, line):
+    (tmp_path / "r.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError) as refused:
+        main("--replay", tmp_path / "r.jsonl")
+    assert "línea 1: no es lo que escribe monitor.py --json" in str(refused.value) and "\n" not in str(refused.value)
+
+
 BAD = [
     (["--interval", "0"], "--interval: 0"), (["--interval", "pronto"], "'pronto' no es un número"),
     (["--count", "0"], "--count: 0"), (["--once", "--count", "3"], "--once y --count 3"),
