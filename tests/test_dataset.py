@@ -74,8 +74,10 @@ def test_latest_is_the_one_prepared_last(book, tmp_path):
 def test_one_document_is_all_training(tmp_path):
     path = tmp_path / "uno.txt"
     path.write_text("Una sola frase. " * 100, encoding="utf-8")
-    found = prepare(path, tmp_path / "Data", vocab_size=300)
+    said = []
+    found = prepare(path, tmp_path / "Data", vocab_size=300, note=said.append)
     assert found.tokens("val") == 0 and found.tokens("train") > 0
+    assert "sin documentos de validación" in said[-1]
 
 
 def test_few_documents_still_leave_one_for_validation(tmp_path):

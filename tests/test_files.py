@@ -29,7 +29,7 @@ def test_set_aside_keeps_everything(tmp_path):
 
 def test_unwritable_places_are_named_with_the_flag(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--log-dir"):
+    with pytest.raises(UserError, match="una parte de la ruta no es una carpeta.*--log-dir"):
         files.require_writable_directory(tmp_path / "file" / "logs", "--log-dir")
     with pytest.raises(UserError, match="/proc/nada"):
         files.require_writable_directory("/proc/nada", "--log-dir")
@@ -71,16 +71,20 @@ def test_a_lock_whose_holder_has_just_removed_it_is_not_taken(tmp_path, monkeypa
 
 def test_what_is_being_built_is_not_taken_for_abandoned(tmp_path):
     (tmp_path / ".a.dead.parcial").mkdir()
+    opened = os.listdir("/proc/self/fd")
     with files.building(tmp_path / "a") as first, files.building(tmp_path / "a") as second:
         assert first != second
         files.remove_abandoned(tmp_path)
+        files.remove_partials(tmp_path)  # which is for files
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
         (first / "x").write_text("1")
         files.put_in_place(first, tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a" / "x").read_text() == "1"
+    assert os.listdir("/proc/self/fd") == opened, "locks are given up"
 
 
-def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch):
+@pytest.mark.parametrize("races", [1, files.ATTEMPTS])
+def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch, races):
     rename, calls = os.rename, []
     for name in ("a", ".mine.parcial"):
         (tmp_path / name).mkdir()
@@ -88,12 +92,16 @@ def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch):
 
     def raced(source, target):
         calls.append(target)
-        if len(calls) == 2:  # between the two of ours
+        if len(calls) in range(2, 2 * races + 1, 2):  # between the two of ours
             (tmp_path / "a").mkdir()
             (tmp_path / "a" / "x").write_text("theirs")
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", raced)
+    if races == files.ATTEMPTS:
+        with pytest.raises(OSError, match="otros procesos escriben en la misma carpeta"):
+            files.put_in_place(tmp_path / ".mine.parcial", tmp_path / "a")
+        return
     files.put_in_place(tmp_path / ".mine.parcial", tmp_path / "a")
     assert (tmp_path / "a" / "x").read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["a"]
 

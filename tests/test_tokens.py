@@ -141,6 +141,19 @@ def test_interrupted_shard_is_never_valid(tmp_path):
         read_header(tmp_path / "train-00000.bin")
 
 
+def test_the_header_is_written_when_the_tokens_are_on_the_disk(tmp_path, monkeypatch):
+    on_disk, sync = [], os.fsync
+
+    def noted(descriptor):
+        on_disk.append((tmp_path / "train-00000.bin").read_bytes())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(tmp_path, 600)
+    whole = (tmp_path / "train-00000.bin").read_bytes()
+    assert on_disk[:2] == [bytes(64) + whole[64:], whole] and any(whole[:64])
+
+
 @pytest.mark.parametrize("bad", [-1, VOCAB])
 def test_writer_refuses_tokens_outside_the_vocabulary(tmp_path, bad):
     with pytest.raises(UserError, match=str(bad)):
