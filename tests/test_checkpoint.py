@@ -345,6 +345,8 @@ def test_what_rank_0_has_saved_of_this_step_is_not_replaced_by_who_is_left(tmp_p
         left.save_alone(step, {"by": 1, "sync": {"run": "ours"}})
     assert [checkpoint.read(path)["by"] for path in checkpoint.found(tmp_path)] == [0, 1]
     assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["sync"]["run"] is None
+    left.save(3, {"by": 1, "sync": {"run": "ours"}}, own={})
+    assert [checkpoint.step_of(path) for path in checkpoint.found(left.own)] == [3, 2]
 
 
 def test_no_room_for_what_others_gave_a_part_of_ends_the_run(tmp_path, monkeypatch):
