@@ -343,7 +343,6 @@ class Checkpointer:
         """Wait until nothing is being written; what went wrong is left for poll()."""
         if self.writer is not None:
             self.writer.join()
-            self.writer = None
 
     def named(self):
         """The phrase that tells where to go on from, once nothing is being written any more."""
