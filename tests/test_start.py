@@ -141,3 +141,8 @@ def test_what_the_options_keep_in_memory_counts(monkeypatch, count, sync, ema, s
     monkeypatch.setattr(backend, "device_memory", lambda device: size * config.parameters() - 1)
     with pytest.raises(UserError, match=f"GB para pesos, gradientes y .*{what}, y aquí hay .* GB: pida menos"):
         start.require_memory(args, config, Session(world_size=count), "pida menos")
+
+
+def test_the_peak_of_a_group_is_that_of_all_its_cards(monkeypatch):
+    monkeypatch.setattr(backend, "device_name", lambda device: "NVIDIA L4")
+    assert start.group_peak(Session(world_size=3), SimpleNamespace(name="bf16")) == 3 * 121e12
