@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,12 +28,14 @@ def read_tokens(found, split):
 def test_tokens_are_the_text(book, tmp_path):
     found = prepare(book, tmp_path / "Data")
     tokenizer = found.load_tokenizer()
-    pieces = {}
+    pieces, counts = {}, found.meta["splits"]
     for split in ("train", "val"):
         ids = read_tokens(found, split).tolist()
         assert len(ids) == found.tokens(split) > 0 and ids[-1] == tokenizer.eos_id
         starts = [0, *(i + 1 for i, token in enumerate(ids) if token == tokenizer.eos_id)]
         pieces[split] = {tokenizer.decode(ids[a:b]) for a, b in zip(starts, starts[1:], strict=False)}
+        assert counts[split]["documents"] == len(pieces[split])
+        assert counts[split]["bytes"] == sum(len(text.encode()) for text in pieces[split])
     assert pieces["train"] | pieces["val"] == set(corpus.open_corpus(str(book)).documents())
     assert not pieces["train"] & pieces["val"]
 
@@ -52,6 +55,8 @@ def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path)
 
 def test_max_tokens_is_exact(book, tmp_path):
     found = prepare(book, tmp_path / "Data", max_tokens=5001)
+    files = [path for split in ("train", "val") for path in found.shards(split)]
+    assert sum(path.stat().st_size - 64 for path in files) == 2 * 5001
     assert found.tokens("train") + found.tokens("val") == 5001
 
 
@@ -85,6 +90,21 @@ def test_few_documents_still_leave_one_for_validation(tmp_path):
     path.write_text("\n".join(json.dumps({"text": f"documento {i} " * 40}) for i in range(2)))
     found = prepare(path, tmp_path / "Data", vocab_size=300)
     assert found.meta["splits"]["train"]["documents"] == found.meta["splits"]["val"]["documents"] == 1
+
+
+@pytest.mark.parametrize("size, fraction, share", [(None, None, 0.002), (10**6, 0, 0), (10**8, None, 0.05),
+                                                   (10**9, None, 0.005), (10**11, None, 0.001), (10**8, 0.3, 0.3)])
+def test_how_much_is_kept_for_validation_where_not_every_document_is_looked_at(size, fraction, share):
+    assert dataset.validation_threshold(SimpleNamespace(total_bytes=size), fraction) == pytest.approx(share)
+
+
+def test_where_a_document_falls_never_changes():
+    """Or what one preparation keeps for validation, another would train on."""
+    assert dataset.document_share("adiós") == pytest.approx(0.5392837754307496, abs=1e-15)
+    few = SimpleNamespace(total_bytes=9, documents=lambda: iter(["a", "b", "c", "c", "hola"]))
+    for fraction, wanted in ((None, "c"), (0.4, "ac"), (0.999, "abc")):
+        threshold = dataset.validation_threshold(few, fraction)
+        assert sorted(text for text in set(few.documents()) if dataset.document_share(text) < threshold) == [*wanted]
 
 
 @pytest.mark.parametrize("content", ["", " \n\n \n", "\0" * 5000, "\0\0\n" * 9])
