@@ -3,6 +3,7 @@
 import math
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +17,18 @@ def reporter(tmp_path, **options):
     return made
 
 
-def test_rows_have_full_precision_and_the_promised_columns(tmp_path):
-    log = reporter(tmp_path)
+@pytest.mark.parametrize("unit, other", [("tokens", "samples"), ("samples", "tokens")])
+def test_rows_have_full_precision_and_the_promised_columns(tmp_path, capsys, unit, other):
+    log = reporter(tmp_path, unit=unit)
     log.count(100, 0.5)
-    log.log(1, loss=1 / 3, lr=1e-3, grad_norm=2.0, epoch=0.1)
+    log.log(1, loss=1 / 3, lr=1e-3, grad_norm=2.0, epoch=0.1, tokens=700)
+    log.event(1, "NaN")
     log.close()
-    (row,) = report.read_table(tmp_path / "train.csv")
-    assert float(row["loss"]) == 1 / 3 and float(row["tokens_per_s"]) == 200.0
+    assert "AVISO, paso 1: NaN" in capsys.readouterr().out
+    (row,), (board,) = report.read_table(tmp_path / "train.csv"), tmp_path.glob("events.out.tfevents.*")
+    assert b"grad_norm" in board.read_bytes()
+    assert float(row["loss"]) == 1 / 3 and float(row[f"{unit}_per_s"]) == 200.0
+    assert row[unit] == "700" and not row[other] and not row[f"{other}_per_s"]
     for column in ("step", "epoch", "loss", "val_loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_s"):
         assert column in row
 
@@ -126,6 +132,14 @@ def test_a_disk_that_fills_up_costs_the_log_and_not_the_training(tmp_path, capfd
     assert "Traceback" not in said.out + said.err
 
 
+@pytest.mark.parametrize("module, problem, shown", [
+    ("tensorboard.summary", OSError(), False), ("tensorboard.summary", ValueError(), True), ("aura", OSError(), True)])
+def test_of_what_fails_in_a_thread_only_tensorboard_s_disk_is_not_shown(module, problem, shown):
+    seen, thread = [], type("Writer", (threading.Thread,), {"__module__": module})()
+    report._without_tensorboard(SimpleNamespace(thread=thread, exc_value=problem), seen.append)
+    assert bool(seen) == shown
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
     real = open
@@ -145,4 +159,5 @@ def test_a_row_that_a_killed_run_left_half_is_dropped(tmp_path):
 
 
 def test_durations():
-    assert [report.duration(s) for s in (45, 200, 7500)] == ["45 s", "3 min 20 s", "2 h 05 min"]
+    assert [report.duration(s) for s in (45, 60, 200, 3600, 7500)] == [
+        "45 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
