@@ -65,6 +65,25 @@ def test_mfu_only_where_the_peak_is_known(tmp_path):
     assert float(report.read_table(tmp_path / "train.csv")[0]["mfu"]) == 0.1
 
 
+@pytest.mark.parametrize("step, now, before, said", [
+    (2, 1800, 0, "faltan 2 h 00 min | NO cumple las 2 h (total 2 h 30 min)"),
+    (9, 3600, 0, "faltan 6 min 40 s | cumple las 2 h (total 1 h 06 min)"),
+    (9, 3600, 3600, "faltan 6 min 40 s | NO cumple las 2 h (total 2 h 06 min)"), (10, 3600, 0, "eficiencia 80.0 %")])
+def test_a_line_says_what_waiting_costs_and_whether_it_will_be_in_time(tmp_path, monkeypatch, capsys, step, now, before,
+                                                                       said):
+    clock = iter([0, now, now])
+    monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    log = reporter(tmp_path, target_hours=2, ideal=250, unexchanged=400)
+    log.count(100, 0.5)
+    log.log(step, loss=1.0, total_seconds=before + now)
+    line = capsys.readouterr().out.strip()
+    assert "comunicación 50.0 % | eficiencia 80.0 %" in line and line.endswith(said)
+    log.count(300, 0.5)
+    clock = iter([now, now])
+    log.log(step, loss=1.0)
+    assert "comunicación 0.0 %" in capsys.readouterr().out
+
+
 def test_a_new_run_keeps_the_old_table(tmp_path):
     for _ in range(2):
         log = reporter(tmp_path)
