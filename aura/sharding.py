@@ -121,7 +121,7 @@ def whole(tensor):
 def own_part(module, optimizer):
     """keep(place, tensor) for Session.broadcast_tree: what this rank owns of a tensor that is whole in a checkpoint, on
     the parameter's device, and the tensor itself where `module` is not cut. place: the keys that lead to it."""
-    named = dict(module.named_parameters(remove_duplicate=False))
+    named = dict(module.named_parameters())
     numbered = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
 
     def keep(place, tensor):

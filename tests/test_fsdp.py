@@ -163,8 +163,11 @@ model = gpt.GPT(t.CONFIG).init_weights(dist.rank)  # rank 0's weights are the on
 dist.shard(model, t.optim.adamw(model, 1e-2, 0.1))
 twin = gpt.GPT(t.CONFIG).init_weights(0)
 assert all(torch.equal(sharding.whole(tensor), twin.state_dict()[name]) for name, tensor in model.state_dict().items())
-with sharding.same_output(model), torch.no_grad():
-    logits = model(torch.full((1, 4), dist.rank))  # ranks that disagree
+disagreed = torch.full((1, 4), dist.rank)
+with torch.no_grad():
+    with sharding.same_output(model):
+        logits = model(disagreed)
+    assert torch.equal(logits, model(disagreed)) == dist.main  # afterwards each has its own again
 assert torch.equal(logits, twin(torch.zeros(1, 4, dtype=int)))
 
 name, real = sharding.SCATTER.__name__, sharding.SCATTER
