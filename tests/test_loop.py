@@ -205,10 +205,11 @@ def test_accumulation_equals_one_large_batch(tmp_path, shards):
         assert float(a) == pytest.approx(float(b), abs=1e-5)
 
 
-def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, shards):
-    run = Run(folder(tmp_path, "a"), shards, spoil={3}).go()
+@pytest.mark.parametrize("call, step", [(1, 1), (3, 2)])
+def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, shards, call, step):
+    run = Run(folder(tmp_path, "a"), shards, spoil={call}).go()
     events = (tmp_path / "a" / "events.log").read_text()
-    assert "paso 2" in events and "se reinician los pesos" in events
+    assert f"paso {step}" in events and "se reinician los pesos" in events
     assert run.result[0].lr_scale == 0.5 and run.result[0].step == STEPS
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
 

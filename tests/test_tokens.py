@@ -193,11 +193,12 @@ def test_corruption_is_named_in_one_line(tmp_path, kind):
             TokenLoader([path], 10, 2, vocab_size=VOCAB)
 
 
-def test_verify_names_a_token_outside_the_vocabulary(tmp_path):
+@pytest.mark.parametrize("token", [500, 999])
+def test_verify_names_a_token_outside_the_vocabulary(tmp_path, token):
     data = np.arange(500, dtype="<u2")
-    data[321] = 999
+    data[321] = token
     path = forge(tmp_path / "bad.bin", data.tobytes(), 500)
-    with pytest.raises(UserError, match=r"bad\.bin.*token 999 .*posición 321"):
+    with pytest.raises(UserError, match=rf"bad\.bin.*token {token} .*posición 321"):
         verify_shard(path)
 
 
@@ -363,13 +364,14 @@ def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
                 loader.next()
 
 
-def test_a_file_that_takes_the_place_of_one_being_read_changes_nothing(tmp_path, reader):
+@pytest.mark.parametrize("put_there", [os.replace, lambda _, path: os.unlink(path)], ids=["another", "nothing"])
+def test_what_takes_the_place_of_a_file_being_read_changes_nothing(tmp_path, reader, put_there):
     paths, data, _ = write(tmp_path, 50_000)
     with TokenLoader(paths, 10, 2, vocab_size=VOCAB) as loader, TokenLoader(paths, 10, 2, vocab_size=VOCAB) as other:
         wanted = [other.next().clone() for _ in range(300)]
         found = [loader.next().clone() for _ in range(100)]
         smaller, _, _ = write(tmp_path / "new", 300)
-        os.replace(smaller[0], paths[0])
+        put_there(smaller[0], paths[0])
         found += [loader.next().clone() for _ in range(200)]
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
 
