@@ -82,7 +82,7 @@ def test_one_document_is_all_training(tmp_path):
     said = []
     found = prepare(path, tmp_path / "Data", vocab_size=300, note=said.append)
     assert found.tokens("val") == 0 and found.tokens("train") > 0
-    assert "sin documentos de validación" in said[-1]
+    assert "sin documentos de validación" in said[-1] and "Datos preparados" in said[-2], "nothing was damaged"
 
 
 def test_few_documents_still_leave_one_for_validation(tmp_path):
@@ -169,7 +169,9 @@ def test_text_is_known_by_its_bytes(book, tmp_path):
     moved = tmp_path / "otro" / "libro.txt"
     moved.parent.mkdir()
     moved.write_bytes(book.read_bytes())
-    assert prepare(moved, tmp_path / "Data").meta["prepared_at"] == first.meta["prepared_at"]
+    again = prepare(moved, tmp_path / "Data")
+    assert again.meta["prepared_at"] == first.meta["prepared_at"]
+    assert dataset.read(again.directory).meta["source"] == corpus.open_corpus(str(moved)).source != first.meta["source"]
     before = moved.stat()
     moved.write_text(corpus_text().replace("pan", "sal"), encoding="utf-8")  # as long, and made as old
     os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -120,10 +120,12 @@ def spoilt(dist):
         if step == 5 and dist.rank == 1:
             assert not flat(module).isfinite().all(), "what is NaN stays until its fragment leaves"
         if step == 6:
+            assert flat(module).isfinite().all(), "the agreed weights have taken its place"
             synced.retreat()
             assert torch.equal(flat(module), synced.agreed_flat)
         advance(synced, step, last=step == 7)
         agreed.append(synced.agreed_flat.clone())
+    assert synced.own_state()["flight"] is None, "or a run that goes on from its end would take it twice"
     return {"agreed": torch.stack(agreed), "after": flat(module)}
 
 

@@ -131,6 +131,18 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
         resume({"n_layer": 3, "h_cycles": 2})
 
 
+def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
+    constants = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
+    keeper = checkpoint.Checkpointer(tmp_path, Session())
+    for name in ("antes", "ahora"):
+        keeper.constants = {**constants, "dataset": {"name": name, "sha256": name}}
+        if name == "antes":
+            keeper.save(1, {})
+    with pytest.raises(UserError, match=r"ckpt-00000001\.pt se entrenó con otros datos \('antes'\)"):
+        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, torch.nn.Linear(1, 1),
+                     SimpleNamespace(param_groups=[]), None, None, strict=True)
+
+
 @pytest.mark.parametrize("count,sync,ema,size,what", [
     (1, "diloco", 0.0, 16, "optimizador"), (2, "auto", 0.0, 16, "optimizador"), (2, "ddp", 0.99, 20, "--ema"),
     (2, "fp16", 0.0, 20, "--sync fp16"), (2, "diloco", 0.99, 32, "--ema, --sync diloco")])
