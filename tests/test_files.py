@@ -19,6 +19,21 @@ def test_a_failed_write_leaves_the_old_file_and_no_trace(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_file_is_on_the_disk_before_its_name_and_that_before_anyone_is_told(tmp_path, monkeypatch):
+    done, sync, replace = [], os.fsync, os.replace
+
+    def noted(descriptor):
+        assert os.fstat(descriptor).st_size
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("renamed") or replace(*names))
+    files.write_json(tmp_path / "a.json", {"año": 1})
+    assert done == [f".a.json.{os.getpid()}.parcial", "renamed", tmp_path.name]
+    assert "año" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
 def test_set_aside_keeps_everything(tmp_path):
     (tmp_path / "x").write_text("1")
     folder = files.set_aside([tmp_path / "x", tmp_path / "missing"], tmp_path)
