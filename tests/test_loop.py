@@ -1,11 +1,13 @@
 """The loop: accumulation, exact resume, NaN policies, orderly stop."""
 
 import contextlib
+import errno
 import math
 import os
 import signal
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -339,7 +341,40 @@ def test_memory_that_is_not_enough_is_a_fault_with_a_way_out(tmp_path, shards, p
     assert fault.value.exit_code == 3 and "\n" not in str(fault.value)
 
 
-def test_fp16_scaler_skips_overflows_and_survives_a_resume(tmp_path, shards):
+@pytest.mark.parametrize("problem, kind, said", [
+    (OSError(errno.ENOSPC, "", "nota.txt"), TrainingFault, r"nota\.txt \(no queda espacio .*; .*ckpt-00000004\.pt$"),
+    (RuntimeError("shapes differ"), RuntimeError, "^shapes differ$")])
+def test_a_disk_that_fails_is_a_fault_and_a_mistake_of_ours_stays_one(tmp_path, shards, problem, kind, said):
+    run = Run(folder(tmp_path, "a"), shards)
+
+    def fail(step):
+        if step == 6:
+            raise problem
+
+    run.begun = SimpleNamespace(append=fail)
+    with pytest.raises(kind, match=said):
+        run.go()
+
+
+@pytest.mark.parametrize("precision, told", [("fp16", False), ("bf16", True), ("fp32", True)])
+def test_a_gradient_that_is_not_finite_is_no_trouble_only_where_a_scale_explains_it(tmp_path, shards, precision, told):
+    run = Run(folder(tmp_path, "a"), shards, precision=precision)
+
+    def overflowing(model, batch):
+        loss, count = loss_fn(model, batch)
+        if len(run.begun) == 3:
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss, count
+
+    run.loss = overflowing
+    run.go()
+    assert all(math.isfinite(float(loss)) for loss in run.losses())
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+    assert (tmp_path / "a" / "events.log").exists() == told
+    assert run.precision.scaler.get_scale() == (2.0**15 if precision == "fp16" else 1)
+
+
+def test_fp16_scaler_survives_a_resume(tmp_path, shards):
     whole = Run(folder(tmp_path, "a"), shards, precision="fp16").go()
     Run(folder(tmp_path, "b"), shards, precision="fp16", signal_at=9).go()
     rest = Run(tmp_path / "b", shards, precision="fp16").go(resume=True)
