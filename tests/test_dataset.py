@@ -41,7 +41,9 @@ def test_tokens_are_the_text(book, tmp_path):
 
 
 def test_the_same_source_gives_the_same_bytes(book, tmp_path):
-    assert prepare(book, tmp_path / "a").sha256 == prepare(book, tmp_path / "b").sha256
+    said = []
+    assert prepare(book, tmp_path / "a", note=said.append).sha256 == prepare(book, tmp_path / "b").sha256
+    assert "Datos preparados" in said[-1] and "Aviso" not in "".join(said)
 
 
 def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path):
