@@ -34,6 +34,7 @@ from aura import (
 from aura.errors import EXIT_OK, UserError
 from aura.files import require_writable_directory
 from aura.models import bert
+from aura.signals import orderly_stop
 
 RANDOM = tuple(f"random:{name}" for name in bert.PRESETS)
 CHOICE_SEED = 0  # which questions are used does not change with --seed, so that runs of several seeds compare
@@ -182,37 +183,43 @@ def train(args, dist, task, clock):
                                    min_lr=args.min_lr_ratio * args.lr)
 
     reporter.start(first, ready.progress.logged)
-    try:
-        progress, stopped = loop.train(
-            ready.model, start.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter, policy,
-            dist, precision, sync=ready.synced, progress=ready.progress, average=ready.average, evaluate=evaluation,
-            reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
-    finally:
-        reporter.close()
-    stopped = stopped if progress.step < steps or not evaluation.metrics else 0  # a signal that came too late
-    if not stopped:
-        finish(args, dist, task, module, ready, evaluation)
-    path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics,
-                           precision=precision, first=first, steps=progress.step - first,
-                           steps_per_epoch=loader.steps_per_epoch, stopped=stopped)
-    if path:
-        dist.print(f"Cifras de esta ejecución: {path}")
-    if stopped:
-        return start.leave_stopped(args, dist, progress, stopped, checkpointer)
-    dist.barrier()
-    return EXIT_OK
+    with orderly_stop() as request:  # also while model and figures are left: what is done is done
+        try:
+            progress, stopped = loop.train(
+                ready.model, start.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter,
+                policy, dist, precision, sync=ready.synced, progress=ready.progress, average=ready.average,
+                evaluate=evaluation, reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)),
+                clock=clock)
+        finally:
+            reporter.close()
+        stopped = stopped if progress.step < steps or not evaluation.metrics else 0  # a signal that came too late
+        if not stopped:
+            stopped = finish(args, dist, task, module, ready, evaluation, request)
+        path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics,
+                               precision=precision, first=first, steps=progress.step - first,
+                               steps_per_epoch=loader.steps_per_epoch, stopped=stopped)
+        if path:
+            dist.print(f"Cifras de esta ejecución: {path}")
+        if stopped:
+            return start.leave_stopped(args, dist, progress, stopped, checkpointer)
+        dist.barrier()
+        return EXIT_OK
 
 
-def finish(args, dist, task, module, ready, evaluation):
-    """Score what was trained, unless the last step did, and leave it in --output."""
+def finish(args, dist, task, module, ready, evaluation, request):
+    """Score what was trained, unless the last step did, and leave it in --output; returns the signal, heard by
+    `request`, that ended the scoring, or 0."""
     with ready.synced.agreed(), ready.average.applied():
-        metrics = evaluation.metrics or evaluation()
+        if not evaluation.metrics and (asked := loop.evaluate_unless_stopped(evaluation, request, dist)[1]):
+            return asked
+        metrics = evaluation.metrics
         finetune.save_model(args.output, dist, task, module, metrics, evaluation.answers)
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
                f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
     best = evaluation.best
     dist.print(f"El mejor por pérdida de validación: EM {best['exact_match']:.2f}, F1 {best['f1']:.2f}, pérdida "
                f"{best['val_loss']:.4f}; en {evaluation.folder}.")
+    return 0
 
 
 def main():

@@ -173,7 +173,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             metrics = {"lr": lr, "grad_norm": norm, "stall_s": stalled, **_measured(progress, loader, dist.device)}
             if evaluated:
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
-                    found, asked = _evaluated(evaluate, request, dist)
+                    found, asked = evaluate_unless_stopped(evaluate, request, dist)
                 metrics, stop = metrics | found, max(stop, asked)
             progress.seconds += time.perf_counter() - started
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
@@ -219,8 +219,8 @@ def _measured(progress, loader, device):
     return metrics
 
 
-def _evaluated(evaluate, request, dist):
-    """(metrics, 0), or (none, the signal) where some rank was asked to stop in the middle, and saving comes first."""
+def evaluate_unless_stopped(evaluate, request, dist):
+    """(metrics, 0), or (none, the signal) where some rank was asked to stop in the middle: then all leave it."""
     try:
         return evaluate(request), 0
     except Abandoned:

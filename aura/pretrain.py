@@ -24,6 +24,7 @@ from aura import (
 )
 from aura.checkpoint import collect
 from aura.errors import EXIT_OK, UserError
+from aura.signals import orderly_stop
 
 STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text is kept in memory, where no limit is given
 SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
@@ -194,25 +195,26 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                    f"{ops.describe(dist.device)}.")
         start.say_if_complete(dist, ready.progress, steps)
         reporter.start(ready.progress.step, ready.progress.logged)
-        try:
-            progress, stopped = loop.train(
-                ready.model, start.injected(loss_fn, dist), loader, optimizer,
-                lambda step: schedule(step - fewer, steps - fewer), checkpointer, reporter, policy, dist,
-                precision, sync=ready.synced, progress=ready.progress, average=ready.average,
-                begin_step=begin_step and (lambda step: begin_step(step - fewer, steps - fewer)),
-                evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
-                sample=make_sample(args, dist, module, tokenizer, reporter, precision),
-                reinitialise=lambda: sharding.load_whole(
-                    module, type(module)(config).init_weights(args.seed).state_dict()), clock=clock)
-        finally:
-            reporter.close()
-        if stopped and progress.step < steps:
-            return start.leave_stopped(args, dist, progress, stopped, checkpointer)
-        with ready.synced.agreed(), ready.average.applied():
-            weights = collect(module.state_dict(), dist)
-            dist.run_on_main(lambda: output.save_output(args, weights, config, data, tokenizer, progress, description,
-                                                        checkpointer.named()))
-        dist.barrier()
-        if dist.grouped:
-            dist.print_each("Todos los procesos completaron el entrenamiento")
-        return EXIT_OK
+        with orderly_stop():  # also while the model is handed over: what is done is done
+            try:
+                progress, stopped = loop.train(
+                    ready.model, start.injected(loss_fn, dist), loader, optimizer,
+                    lambda step: schedule(step - fewer, steps - fewer), checkpointer, reporter, policy, dist,
+                    precision, sync=ready.synced, progress=ready.progress, average=ready.average,
+                    begin_step=begin_step and (lambda step: begin_step(step - fewer, steps - fewer)),
+                    evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
+                    sample=make_sample(args, dist, module, tokenizer, reporter, precision),
+                    reinitialise=lambda: sharding.load_whole(
+                        module, type(module)(config).init_weights(args.seed).state_dict()), clock=clock)
+            finally:
+                reporter.close()
+            if stopped and progress.step < steps:
+                return start.leave_stopped(args, dist, progress, stopped, checkpointer)
+            with ready.synced.agreed(), ready.average.applied():
+                weights = collect(module.state_dict(), dist)
+                dist.run_on_main(lambda: output.save_output(args, weights, config, data, tokenizer, progress,
+                                                            description, checkpointer.named()))
+            dist.barrier()
+            if dist.grouped:
+                dist.print_each("Todos los procesos completaron el entrenamiento")
+            return EXIT_OK

@@ -54,10 +54,14 @@ def ignored(number):
 @contextlib.contextmanager
 def orderly_stop():
     """Yield a StopRequest that the signals set; the handlers of before are put back at the end. Once a stop was asked
-    for, only that of Ctrl+C is: the others no longer do anything.
+    for, only that of Ctrl+C is: the others no longer do anything. Inside another such block, it is that one's request.
 
     Outside the main thread, where Python allows no handlers, nothing ever sets it.
     """
+    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(outer, StopRequest):
+        yield outer
+        return
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

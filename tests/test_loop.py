@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aura import loop, optim, report, sharding, tokens
+from aura import loop, optim, report, sharding, signals, tokens
 from aura.checkpoint import Checkpointer
 from aura.distributed import Session
 from aura.ema import Average
@@ -150,6 +150,16 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
                 process.child.wait(1)
                 break
         assert process.finish(5)[0] == 130
+
+
+def test_a_stop_inside_another_is_that_one(tmp_path, shards):
+    before = signal.getsignal(signal.SIGINT)
+    with signals.orderly_stop() as request:
+        Run(folder(tmp_path, "a"), shards, max_steps=1).go()
+        assert signal.getsignal(signal.SIGINT) == request.handle  # a second Ctrl+C is counted on from the first
+        with signals.orderly_stop() as inner:
+            assert inner is request
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_handlers_are_put_back(tmp_path, shards):

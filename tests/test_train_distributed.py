@@ -129,6 +129,35 @@ cli.run(script.main)
 """
 
 
+STOPPED_AFTERWARDS = """
+import os, signal
+import train_distributed as script
+from aura import cli, finetune, report
+def asked_before(work):
+    def then(*words, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return work(*words, **options)
+    return then
+report.Reporter.close = asked_before(report.Reporter.close)
+script.finish = asked_before(script.finish)
+finetune.record = asked_before(finetune.record)
+cli.run(script.main)
+"""
+
+
+def test_a_signal_after_the_last_step_ends_nothing_and_in_a_late_scoring_that(runs, tmp_path):
+    path, options = tmp_path / "stopped.py", [*OPTIONS, "--grad-accum", 6]
+    path.write_text(STOPPED_AFTERWARDS)
+    code, output = run([path, *options], tmp_path)
+    assert code == 0 and "Cifras de esta ejecución" in output, output
+    assert scores(tmp_path) == scores(runs["one"][0])
+    shutil.rmtree(tmp_path / "bert_squad")
+    path.write_text(STOPPED_IN_THE_END)
+    code, output = run([path, *options], tmp_path)
+    assert code == 143 and "ya estaba completo" in output and "La misma orden lo reanuda" in output, output
+    assert not list((tmp_path / "bert_squad").iterdir())
+
+
 def test_a_stop_in_the_last_evaluation_leaves_it_for_the_next_start(tmp_path):
     path, options = tmp_path / "stopped.py", [*OPTIONS, "--grad-accum", 6]
     path.write_text(STOPPED_IN_THE_END)

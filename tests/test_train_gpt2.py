@@ -87,6 +87,28 @@ def test_signal_and_the_same_command_again_equal_an_uninterrupted_run(book, tmp_
     assert_same_weights(whole / "gpt2_spanish.pth", cut / "gpt2_spanish.pth")
 
 
+STOPPED_AFTERWARDS = """
+import os, signal
+import train_gpt2_spanish as script
+from aura import cli, output, report
+def asked_before(work, number):
+    def then(*words):
+        os.kill(os.getpid(), number)
+        return work(*words)
+    return then
+report.Reporter.close = asked_before(report.Reporter.close, signal.SIGTERM)
+output.save_output = asked_before(output.save_output, signal.SIGINT)
+cli.run(script.main)
+"""
+
+
+def test_a_signal_after_the_last_step_ends_nothing(book, tmp_path):
+    (tmp_path / "stopped.py").write_text(STOPPED_AFTERWARDS)
+    code, output = run([tmp_path / "stopped.py", *SMALL, "--dataset-name", book, "--max-steps", 2], tmp_path)
+    assert code == 0 and "Modelo guardado en gpt2_spanish.pth" in output, output
+    assert (tmp_path / "logs" / "loss.png").exists()
+
+
 def test_a_flipped_bit_in_the_newest_checkpoint_takes_the_one_before(book, tmp_path):
     options = ["--dataset-name", book, "--max-steps", 8, "--checkpoint-freq", 4]
     assert train(tmp_path, *options)[0] == 0
