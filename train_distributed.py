@@ -182,7 +182,7 @@ def train(args, dist, task, clock):
         return optim.warmup_linear(step - fewer, steps=whole, warmup_steps=round(args.warmup_ratio * whole), lr=args.lr,
                                    min_lr=args.min_lr_ratio * args.lr)
 
-    reporter.start(first, ready.progress.logged)
+    reporter.start(first, ready.progress.logged, again=ready.progress.owed is not None)
     with orderly_stop() as request:  # also while model and figures are left: what is done is done
         try:
             progress, stopped = loop.train(
@@ -192,7 +192,6 @@ def train(args, dist, task, clock):
                 clock=clock)
         finally:
             reporter.close()
-        stopped = stopped if progress.step < steps or not evaluation.metrics else 0  # a signal that came too late
         if not stopped:
             stopped = finish(args, dist, task, module, ready, evaluation, request)
         path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics,

@@ -58,6 +58,7 @@ class Progress:
     epoch_tokens: int = 0
     loss: float = math.nan  # of the last step that all ranks know of
     logged: list | None = None  # by which Reporter.start knows the run's own table
+    owed: dict | None = None  # the row of the last step without its evaluation, which a stop left for the next start
 
 
 class Precision:
@@ -93,7 +94,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     then see. begin_step(step): called before each step with its 0-based number. evaluate(request) -> dict of metrics,
     on all ranks, which a StopRequest may end (see sharding.in_step). sample(step) -> None, on all ranks.
     reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a Clock that somebody reads. Returns
-    (Progress, number of the signal that ended the run or 0).
+    (Progress, number of the signal that ended the run or 0): all steps may be done, and the last evaluation left.
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, memory is not enough, a rank is lost or
     nothing can be saved.
     """
@@ -111,6 +112,11 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
 
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist, sync, progress, state):
         stop, stalled = 0, 0.0
+        if progress.owed is not None:
+            with clock.phase("evaluate"), sync.agreed(), average.applied():
+                found, stop = evaluate_unless_stopped(evaluate, request, dist)
+            progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
+            progress.owed = progress.owed if stop else None
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
             checkpointer.poll()
@@ -176,6 +182,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                     found, asked = evaluate_unless_stopped(evaluate, request, dist)
                 metrics, stop = metrics | found, max(stop, asked)
             progress.seconds += time.perf_counter() - started
+            if evaluated and asked:
+                progress.owed = {**metrics, "total_seconds": progress.seconds}
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
                 with clock.phase("save"):
                     progress.logged = reporter.log(progress.step, total_seconds=progress.seconds,
@@ -201,7 +209,9 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             sync.close()
             if stop:  # torchrun kills who still saves 30 s after the first process has left
                 dist.run_on_main(lambda: None)
-    clock.end(stop if progress.step < policy.max_steps else 0)
+    if progress.step >= policy.max_steps and progress.owed is None:
+        stop = 0  # it came too late
+    clock.end(stop)
     return progress, stop
 
 
@@ -222,7 +232,7 @@ def _measured(progress, loader, device):
 def evaluate_unless_stopped(evaluate, request, dist):
     """(metrics, 0), or (none, the signal) where some rank was asked to stop in the middle: then all leave it."""
     try:
-        return evaluate(request), 0
+        return evaluate(request) if evaluate else {}, 0
     except Abandoned:
         return {}, max(dist.gather_objects(request.number))
 

@@ -194,7 +194,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         dist.print(f"Modelo: {config.parameters() / 1e6:.2f} M parámetros; precisión {precision.name}; "
                    f"{ops.describe(dist.device)}.")
         start.say_if_complete(dist, ready.progress, steps)
-        reporter.start(ready.progress.step, ready.progress.logged)
+        reporter.start(ready.progress.step, ready.progress.logged, again=ready.progress.owed is not None)
         with orderly_stop():  # also while the model is handed over: what is done is done
             try:
                 progress, stopped = loop.train(
@@ -208,7 +208,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                         module, type(module)(config).init_weights(args.seed).state_dict()), clock=clock)
             finally:
                 reporter.close()
-            if stopped and progress.step < steps:
+            if stopped:
                 return start.leave_stopped(args, dist, progress, stopped, checkpointer)
             with ready.synced.agreed(), ready.average.applied():
                 weights = collect(module.state_dict(), dist)

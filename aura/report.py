@@ -55,18 +55,19 @@ class Reporter:
         self.bar = self.board = None
         self.lost = False  # the log could not be written
 
-    def start(self, step, last=None):
+    def start(self, step, last=None, *, again=False):
         """Begin at `step`: 0 sets old logs aside, a later one drops the rows the checkpoint does not know. last: what
         log() gave for the last row it does know, None where it does not say; a table that lacks it is another run's,
-        and set aside as well. Raises UserError when --log-dir cannot be written."""
+        and set aside as well. again: the row of `step` will be logged once more. Raises UserError when --log-dir cannot
+        be written."""
         if not self.main:
             return
         try:
-            self._begin_table(step, last)
+            self._begin_table(step, last, again)
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
 
             threading.excepthook = _without_tensorboard
-            self.board = SummaryWriter(str(self.log_dir), purge_step=step + 1 if step else None)
+            self.board = SummaryWriter(str(self.log_dir), purge_step=step + 1 - again if step else None)
         except OSError as problem:
             raise UserError(f"--log-dir {str(self.log_dir)!r}: no se puede escribir el registro ({explain(problem)}); "
                             "haga sitio o indique otra carpeta") from problem
@@ -74,7 +75,7 @@ class Reporter:
                         dynamic_ncols=True)
         self.started, self.first = time.monotonic(), step
 
-    def _begin_table(self, step, last):
+    def _begin_table(self, step, last, again):
         try:
             rows = read_table(self.table)
         except (OSError, csv.Error):
@@ -92,7 +93,7 @@ class Reporter:
         with atomic_write(self.table, "w") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(row for row in rows if int(row["step"]) <= step)
+            writer.writerows(row for row in rows if int(row["step"]) <= step - again)
 
     def count(self, count, seconds):
         """Add the tokens or samples and the time of one training step."""

@@ -124,7 +124,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         synced.origin = sync.name_run(dist)
     checkpointer.sign(synced and synced.origin)
     if not same_data:
-        progress.epoch_loss, progress.epoch_tokens = 0.0, 0
+        progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
     elif (seed := state.get("arguments", {}).get("seed")) is not None and seed != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")

@@ -68,7 +68,10 @@ class Run:
         if resume:
             progress = loop.restore(self.keeper.load("auto"), self.model, self.optimizer, self.precision, self.loader,
                                     self.average)
-        self.reporter.start(progress.step if progress else 0)
+        if progress:
+            self.reporter.start(progress.step, progress.logged, again=progress.owed is not None)
+        else:
+            self.reporter.start(0)
         with self.loader:
             self.result = loop.train(
                 self.model, self.loss, self.loader, self.optimizer, lambda step: 1e-2 / (1 + step), self.keeper,
@@ -184,8 +187,9 @@ def test_a_signal_that_comes_again_while_it_leaves_does_not_kill(tmp_path, shard
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_stop_asked_for_in_an_evaluation_leaves_it_and_saves(tmp_path, shards):
-    run, seen = Run(folder(tmp_path, "a"), shards, eval_interval=3), []
+@pytest.mark.parametrize("steps", [3, STEPS])
+def test_a_stop_asked_for_in_an_evaluation_leaves_it_to_the_next_start(tmp_path, shards, steps):
+    run, seen = Run(folder(tmp_path, "a"), shards, eval_interval=3, max_steps=steps), []
 
     def evaluate(request):
         for number in sharding.in_step(range(1000), Session(), request):
@@ -198,6 +202,18 @@ def test_a_stop_asked_for_in_an_evaluation_leaves_it_and_saves(tmp_path, shards)
     assert stopped == signal.SIGTERM and progress.step == 3 and 6 <= len(seen) < 16
     assert run.keeper.load("auto")["progress"]["step"] == 3
     assert [row["val_loss"] for row in report.read_table(tmp_path / "a" / "train.csv")] == ["", "", ""]
+    words, other = {"eval_interval": 3, "max_steps": steps}, {"evaluate": lambda request: {"val_loss": 0.5}}
+    whole = Run(folder(tmp_path, "b"), shards, **words).go(**other)
+    for _ in range(2):  # a checkpoint that knows of no evaluation may be gone on from twice
+        rest = Run(tmp_path / "a", shards, **words).go(resume=True, **other)
+        assert rest.result[1] == 0
+        rows, all_rows = (report.read_table(tmp_path / name / "train.csv") for name in "ab")
+        for name in ("step", "loss", "val_loss", "lr", "grad_norm", "tokens", "epoch"):
+            assert [row[name] for row in rows] == [row[name] for row in all_rows]
+        for path in (tmp_path / "a").glob("ckpt-*.pt"):
+            if path.name != "ckpt-00000003.pt":
+                path.unlink()
+    assert same_weights(rest, whole)
 
 
 def test_what_is_asked_for_now_wins_over_what_was_saved(tmp_path, shards):

@@ -109,6 +109,31 @@ def test_a_signal_after_the_last_step_ends_nothing(book, tmp_path):
     assert (tmp_path / "logs" / "loss.png").exists()
 
 
+STOPPED_IN_THE_END = """
+import os, signal
+import train_gpt2_spanish as script
+from aura import cli, pretrain
+make = pretrain.make_evaluate
+def asked_before(*words):
+    evaluate = make(*words)
+    def then(request):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(request)
+    return then
+pretrain.make_evaluate = asked_before
+cli.run(script.main)
+"""
+
+
+def test_a_stop_in_the_last_validation_leaves_it_for_the_next_start(book, tmp_path):
+    (tmp_path / "stopped.py").write_text(STOPPED_IN_THE_END)
+    code, output = run([tmp_path / "stopped.py", *SMALL, "--dataset-name", book, "--max-steps", 2], tmp_path)
+    assert code == 143 and "en el paso 2; último punto de control" in output, output
+    assert not (tmp_path / "gpt2_spanish.pth").exists()
+    assert train(tmp_path, "--max-steps", 2)[0] == 0 and (tmp_path / "gpt2_spanish.pth").exists()
+    assert [bool(row["val_loss"]) for row in report.read_table(tmp_path / "logs" / "train.csv")] == [False, True]
+
+
 def test_a_flipped_bit_in_the_newest_checkpoint_takes_the_one_before(book, tmp_path):
     options = ["--dataset-name", book, "--max-steps", 8, "--checkpoint-freq", 4]
     assert train(tmp_path, *options)[0] == 0
