@@ -23,6 +23,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -333,8 +334,14 @@ def _first_error(output: str) -> str:
 
 def _run_ninja(ninja: str, folder: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C"}  # _first_error looks for English words
+    try:
+        from aura.signals import die_with_parent
+
+        with_us = die_with_parent(signal.SIGTERM, os.getpid())
+    except ImportError:  # setup.py reads this file alone
+        with_us = None
     with subprocess.Popen([ninja], cwd=folder, env=environment, text=True, errors="replace", stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT) as process:
+                          stderr=subprocess.STDOUT, preexec_fn=with_us) as process:
         try:
             output, _ = process.communicate(timeout=BUILD_LIMIT_S)
         except BaseException as error:

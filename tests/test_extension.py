@@ -26,7 +26,7 @@ COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) echo stand-in 1.0; exit 0;;
   *" -c "*) echo compile >> "{log}";;
-  *) echo link >> "{log}"; sleep {pause}; while [ -e "{hang}" ]; do sleep 0.1; done;;
+  *) echo link $$ >> "{log}"; sleep {pause}; while [ -e "{hang}" ]; do sleep 0.1; done;;
 esac
 for last; do :; done
 cp "{module}" "$last"
@@ -110,7 +110,8 @@ def test_killed_builder_blocks_nobody(workshop):
         wait_for(lambda: log.exists() and "link" in log.read_text())
         os.kill(builder.pid, signal.SIGKILL)
         builder.wait(timeout=10)
-        # Its compiler is still at work, in a folder nobody will look into.
+        compiler = log.read_text().split()[-1]
+        wait_for(lambda: not Path("/proc", compiler).exists())  # though it still hangs
         orphans = log.read_text().split().count("link")
         hang.unlink()
         out, err = finish(start(environment))
