@@ -27,7 +27,8 @@ import torch.distributed as c10d
 from aura import backend as backends
 from aura import placement, sharding, sources, sync, waiting
 from aura.backend import within
-from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
+from aura.errors import PeerLost, UserError, agreed, first_line
+from aura.files import explain
 from aura.launch import LISTENED
 from aura.signals import die_with_parent
 
@@ -181,7 +182,7 @@ class Session:
             except BaseException as problem:
                 if isinstance(problem, RuntimeError) and is_communication_error(problem):
                     problem = self.peer_lost(problem)
-                self.store.set(key, json.dumps({"error": str(problem) or type(problem).__name__}))
+                self.store.set(key, json.dumps({"error": _reason(problem)}))
                 raise problem
             self.store.set(key, json.dumps({"result": result}))
             return result
@@ -212,7 +213,7 @@ class Session:
         if self.grouped:
             # The store may be what is gone; our problem is already on its way.
             with contextlib.suppress(RuntimeError, TimeoutError):
-                reason = json.dumps([self.rank, getattr(problem, "reason", str(problem))])
+                reason = json.dumps([self.rank, _reason(problem)])
                 within(FAREWELL_SECONDS, lambda: self.store.compare_set("failed", "", reason))
 
     def failure(self):
@@ -410,14 +411,19 @@ def _failures_told(dist):
         yield
     except (PeerLost, RankTaken):
         raise
-    except (UserError, TrainingFault) as problem:
+    except Exception as problem:
+        if isinstance(problem, RuntimeError) and is_communication_error(problem):
+            raise dist.peer_lost(problem) from problem
         dist.post_failure(problem)
         raise
-    except RuntimeError as problem:
-        if not is_communication_error(problem):
-            dist.post_failure(problem)
-            raise
-        raise dist.peer_lost(problem) from problem
+
+
+def _reason(problem):
+    """Why a process leaves, as the others are told."""
+    if isinstance(problem, OSError):
+        where = f"{str(problem.filename)!r}: " if problem.filename else ""
+        return where + explain(problem)
+    return str(getattr(problem, "reason", problem)) or type(problem).__name__
 
 
 def is_communication_error(problem):

@@ -258,6 +258,21 @@ dist.run_on_main(work)
     assert all("el fichero «x» está roto" in output for _, output in outputs)
 
 
+def test_an_error_of_the_system_reaches_the_others_in_words(tmp_path):
+    path = program(tmp_path, """
+if dist.rank:
+    open("falta.txt")
+dist.barrier()
+""")
+    (first, output), (second, own) = run_ranks([path], [tmp_path] * 2)
+    assert (first, second) == (3, 1) and "FileNotFoundError" in own, own
+    assert "otro proceso se ha detenido: rango 1: 'falta.txt': no existe" in output, output
+    path = program(tmp_path, """
+dist.run_on_main(lambda: open("falta.txt"))
+""")
+    assert "el rango 0 se ha detenido: 'falta.txt': no existe" in run_ranks([path], [tmp_path] * 2)[1][1]
+
+
 def test_the_reason_of_a_rank_that_leaves_reaches_the_others(tmp_path):
     path = program(tmp_path, """
 if dist.rank == 1:
