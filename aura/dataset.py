@@ -83,9 +83,12 @@ class Dataset:
             (self.meta["tokenizer"]["file"], self.meta["tokenizer"]["sha256"])]
 
     def require_same(self):
-        """Raise UserError when another preparation has taken the folder since."""
+        """Raise UserError when the folder is gone, or another preparation has taken it since."""
         now = read(self.directory)
-        if now is None or now.sha256 != self.sha256:
+        if now is None:
+            raise UserError(f"en {str(self.directory)!r} ya no están los datos con que se empezó a entrenar: "
+                            f"devuélvalos a su sitio, o {AGAIN}")
+        if now.sha256 != self.sha256:
             raise UserError(f"{str(self.directory)!r} ya no guarda los datos con que se empezó a entrenar: otra "
                             "ejecución ha preparado ahí otros del mismo nombre; prepare de nuevo aquellos, y los "
                             "otros en otra --data-dir")

@@ -287,3 +287,6 @@ def test_validation_never_reads_the_text_of_another_preparation(book, tmp_path):
     prepare(book, tmp_path / "Data")
     with pytest.raises(UserError, match="otra ejecución ha preparado ahí otros del mismo nombre"):
         found.require_same()
+    shutil.rmtree(found.directory)
+    with pytest.raises(UserError, match="libro' ya no están los datos con que se empezó a entrenar: devuélvalos"):
+        found.require_same()
