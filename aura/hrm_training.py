@@ -195,6 +195,8 @@ def run(parser, presets):
         start.tune_allocator(dist.device)
         if not args.prepare:
             start.check_places(args, dist)
+            # Too large with any vocabulary: said before the data, which decide on that, take their time.
+            start.require_memory(args, dataclasses.replace(config, vocab_size=0), dist, pretrain.SMALLER)
         data = load_data(args, dist, config)
         if args.prepare:
             return EXIT_OK

@@ -409,6 +409,16 @@ def test_a_model_that_cannot_be_written_names_the_checkpoint(book, tmp_path):
     assert "ckpt-00000030.pt" in output.splitlines()[-1], output
 
 
+@pytest.mark.parametrize("script, options", [
+    (SCRIPT, ["--preset", "gpt2", "--n-layer", "900", "--n-embd", "9600"]),
+    (ROOT / "hrm_training_large_1b.py", ["--n-layer", "900", "--n-embd", "9600", "--n-ff", "9600"])])
+def test_a_model_too_large_whatever_its_vocabulary_is_refused_before_the_data_are_prepared(tmp_path, script, options):
+    data = "--dataset" if script != SCRIPT else "--dataset-name"
+    code, output = run([script, *options, data, "muestra"], tmp_path)
+    assert code == 2 and "GB para pesos, gradientes" in output and "elija un --preset menor" in output, output
+    assert len(output.splitlines()) == 1 and not list(tmp_path.iterdir()), output
+
+
 def test_the_name_of_the_model_ends_as_those_beside_it_expect(tmp_path):
     for name in ("m-0.1", "modelo.json"):
         code, output = train(tmp_path, "--output", name)
