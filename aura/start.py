@@ -23,7 +23,13 @@ INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1:
 
 def check_places(args, dist, folder=False):
     """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
-    tables, before anything else is done. folder: --output is one. Raises UserError."""
+    tables, before anything else is done; on all ranks. folder: --output is one. Raises UserError."""
+    dist.run_on_main(lambda: _check_places(args, dist, folder))  # first, so that others make none for a refused run
+    if not dist.main:
+        _check_places(args, dist, folder)
+
+
+def _check_places(args, dist, folder):
     if dist.main and args.resume not in ("auto", "none") and not Path(args.resume).exists():
         checkpoint.choose(args.resume, args.checkpoint_dir)  # says so now, and not once the data are prepared
     require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")

@@ -112,7 +112,7 @@ def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output=output)
     with pytest.raises(UserError, match="--output 'c/.*tiene el nombre de un punto de control"):
-        start.check_places(args, Session(rank=1))  # rank 0 would hold the folder
+        start._check_places(args, Session(rank=1), folder=False)  # rank 0 would hold the folder
 
 
 def test_a_checkpoint_of_another_script_is_called_that(tmp_path):

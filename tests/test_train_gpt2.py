@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from aura import dataset, report
+from aura import dataset, files, report
 from tests.support import ROOT, Process, assert_same_weights, free_port, ranks, run, run_ranks
 
 SCRIPT = ROOT / "train_gpt2_spanish.py"
@@ -407,6 +407,17 @@ def test_a_model_that_cannot_be_written_names_the_checkpoint(book, tmp_path):
         code, output = process.finish()
     assert code == 3 and "repita la misma orden, que lo guardará" in output, output
     assert "ckpt-00000030.pt" in output.splitlines()[-1], output
+
+
+def test_a_group_whose_folder_is_in_use_leaves_nothing(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    held = files.lock(tmp_path / "checkpoints" / files.IN_USE)
+    try:
+        outputs = run_ranks([SCRIPT, *SMALL, "--distributed"], [tmp_path] * 2)
+    finally:
+        os.close(held)
+    assert all(code == 2 and "ejecución está usando './checkpoints'" in output for code, output in outputs), outputs
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.parametrize("script, options", [
