@@ -51,12 +51,13 @@ int bit_length(uint64_t x) {
 
 // ---- A file that shrinks under its mapping -------------------------------------------------------------------
 // Reading a page that the file no longer has raises SIGBUS, which would end days of training without a word. While
-// a thread copies tokens it names the mapping here; the handler puts a page of zeros under the fault, raises the
-// flag, and the copy ends as a Fault. Any other SIGBUS goes to whoever handled it before us.
+// a thread copies tokens it names the mapping here; the handler marks the mapping as lost and puts a page of zeros
+// under the fault, and the copy ends as a Fault. The mark stays, and comes before the page: nobody else, now or later,
+// may take those zeros for tokens. Any other SIGBUS goes to whoever handled it before us.
 
 struct Guard {
   volatile uintptr_t begin = 0, end = 0;
-  volatile bool hit = false;
+  std::atomic<bool>* volatile lost = nullptr;
 };
 thread_local Guard guard;
 struct sigaction previous_sigbus;
@@ -65,11 +66,9 @@ uintptr_t page_size = 4096;
 void on_sigbus(int signal, siginfo_t* info, void*) {
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   if (info->si_code > 0 && guard.begin <= address && address < guard.end) {
+    guard.lost->store(true);
     void* page = reinterpret_cast<void*>(address & ~(page_size - 1));
-    if (mmap(page, page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) {
-      guard.hit = true;
-      return;
-    }
+    if (mmap(page, page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
   }
   sigaction(SIGBUS, &previous_sigbus, nullptr);
   if (info->si_code <= 0) raise(signal);  // sent by a person: returning would not repeat it, as it repeats a fault
@@ -167,6 +166,7 @@ class Mapping {
   }
   const char* base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
+  std::atomic<bool>& lost() { return lost_; }  // a page is zeros and not the file's
 
   // SIGBUS tells of whole missing pages; the rest of the last page reads as zeros, so the size is looked at as well.
   // Another file may have taken the name since; this one is then as it was.
@@ -182,6 +182,7 @@ class Mapping {
   uint64_t bytes_ = 0;
   dev_t device_ = 0;
   ino_t inode_ = 0;
+  std::atomic<bool> lost_{false};
 };
 
 struct Job {
@@ -331,7 +332,8 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* a
   Fault fault;
   Guard& mine = guard;
   pieces(window, [&](size_t shard, uint64_t position, uint64_t count) {
-    const Mapping& map = maps[shard];
+    Mapping& map = maps[shard];
+    mine.lost = &map.lost();
     mine.begin = reinterpret_cast<uintptr_t>(map.base());
     mine.end = mine.begin + map.bytes() + page_size;
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -344,10 +346,7 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* a
     }
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mine.begin = mine.end = 0;
-    if (mine.hit) {
-      mine.hit = false;
-      fault = {Fault::kShrunk, shard, position, 0};
-    }
+    if (map.lost()) fault = {Fault::kShrunk, shard, position, 0};
     out += count * static_cast<uint64_t>(layout.buffer_width);
   });
   return fault;

@@ -364,6 +364,20 @@ def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
                 loader.next()
 
 
+def test_what_stands_in_for_a_lost_page_is_never_taken_for_tokens(tmp_path, native):
+    """Batches are filled by two hands: who comes second to a page that is gone finds zeros there, and no fault."""
+    paths, data, _ = write(tmp_path, 50_000)
+    buffers = torch.full((2, 1, 11), -1)
+    reader = native.WindowReader(
+        files=[(os.fsencode(paths[0]), data.size)], addresses=[buffer.data_ptr() for buffer in buffers],
+        header_bytes=HEADER_BYTES, seq_len=10, vocab_size=VOCAB, file_width=2, buffer_width=8)
+    os.truncate(paths[0], HEADER_BYTES + 40_000)
+    for slot in (0, 1):
+        reader.submit_windows(slot, [4000])
+    assert [reader.wait(slot) for slot in (0, 1)] == [("shrunk", 0, 40_000, 0)] * 2
+    reader.close()
+
+
 @pytest.mark.parametrize("put_there", [os.replace, lambda _, path: os.unlink(path)], ids=["another", "nothing"])
 def test_what_takes_the_place_of_a_file_being_read_changes_nothing(tmp_path, reader, put_there):
     paths, data, _ = write(tmp_path, 50_000)
