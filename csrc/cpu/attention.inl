@@ -412,90 +412,117 @@ AURA_INLINE const E* sum_over_queries(int64_t keys, int64_t first, int64_t last,
   }
 }
 
+// What a task of backward keeps in its scratch memory: its keys with their gradients, and what one block of queries needs.
+template <typename T>
+struct BackwardMemory {
+  using C = Compute<T>;
+  using E = Operand<T>;
+  static constexpr int Q = kQueryBlock<C>, kPitch = Q / kTerms<E>;
+  QueryBlock<E, C> query;
+  E* rows;                          // of a block of queries, on their way to it
+  C *dq, *weights, *gradients;      // [query][d]; [key][query] twice
+  E* pairs;                         // [key][query / terms]
+  const E *k, *v, *k_terms;         // [key][d / terms] twice, [key / terms][d]
+  C *dk, *dv;                       // [key][d]
+
+  BackwardMemory(const AttentionInputs& in, const Sequence& sequence, const AttentionTask& task, const Widths<T>& w,
+                 void* memory) {
+    Scratch scratch{static_cast<uint8_t*>(memory)};
+    rows = scratch.take<E>(Q * w.pitch);
+    query.q_terms = scratch.take<E>(kPitch * w.padded);
+    query.dout_terms = scratch.take<E>(kPitch * w.padded);
+    query.q = scratch.take<E>(w.pitch * Q);
+    query.dout = scratch.take<E>(w.pitch * Q);
+    query.lse = scratch.take<C>(Q);
+    query.delta = scratch.take<C>(Q);
+    dq = scratch.take<C>(Q * w.padded);
+    weights = scratch.take<C>(kKeyBlock<T> * Q);
+    gradients = scratch.take<C>(kKeyBlock<T> * Q);
+    pairs = scratch.take<E>(kKeyBlock<T> * kPitch);
+    k = collect_rows<T>(in.k, in.k_strides, sequence, task.head, task.begin, task.end, w, scratch);
+    v = collect_rows<T>(in.v, in.v_strides, sequence, task.head, task.begin, task.end, w, scratch);
+    k_terms = k;
+    if constexpr (kTerms<E> > 1) {
+      k_terms = collect_terms<T>(in.k, in.k_strides, sequence, task.head, task.begin, task.end, w, scratch);
+    }
+    const int64_t numbers = (task.end - task.begin) * w.padded;
+    dk = scratch.take<C>(numbers);
+    dv = scratch.take<C>(numbers);
+    std::memset(dk, 0, static_cast<size_t>(numbers) * sizeof(C));
+    std::memset(dv, 0, static_cast<size_t>(numbers) * sizeof(C));
+  }
+};
+
+// What a block of queries, the first of them at `row` of the flattened [B, T], and a block of keys, at `offset` of the
+// task's, add to the gradients of both: the five products.
 template <typename T, bool kDrop>
-void backward_keys(const AttentionBackward& job, const AttentionTask& task, int64_t split, void* memory) {
+AURA_INLINE void backward_block(const AttentionInputs& in, const Scale<T>& scale, const Block& block, int64_t offset,
+                                int64_t row, int64_t queries, int64_t head, const Widths<T>& w,
+                                const BackwardMemory<T>& m) {
   using C = Compute<T>;
   using E = Operand<T>;
   constexpr int W = kWidth<C>, Q = kQueryBlock<C>, kPitch = Q / kTerms<E>;
+  const int64_t vectors = round_up(queries, W) / W, padded = w.padded, wide = padded / W;
+  for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
+    const Left<E, false> k_left{m.k + (offset + a) * w.pitch, w.pitch}, v_left{m.v + (offset + a) * w.pitch, w.pitch};
+    const int64_t at = a * Q + skip * W;
+    product<To::kNothing>(vectors - skip, b - a, w.depth, k_left, m.query.q + skip * W, Q, m.weights + at, Q);
+    product<To::kNothing>(vectors - skip, b - a, w.depth, v_left, m.query.dout + skip * W, Q, m.gradients + at, Q);
+  });
+  for (int64_t i = 0; i < vectors; ++i) {
+    weigh_backward<T, kDrop>(in, scale, block, row, head, i, m.query, m.weights, m.gradients);
+  }
+  for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
+    const int64_t first = skip * W, keys = b - a, depth = operands<E>(queries - first);
+    const int64_t to = (offset + a) * padded, from = first / kTerms<E>;
+    const auto left = [&](const C* sums) {
+      return Left<E, false>{sum_over_queries(keys, skip, vectors, sums + a * Q, m.pairs) + from, kPitch};
+    };
+    product<To::kSum>(wide, keys, depth, left(m.weights), m.query.dout_terms + from * padded, padded, m.dv + to, padded);
+    product<To::kSum>(wide, keys, depth, left(m.gradients), m.query.q_terms + from * padded, padded, m.dk + to, padded);
+  });
+  for_sums<C>(block, vectors, [&](int64_t v_begin, int64_t v_end, int64_t keys) {
+    const int64_t first = v_begin * W, rows = smaller(queries, v_end * W) - first;
+    const Left<E, true> left{sum_over_keys(keys, v_begin, v_end, m.gradients, m.pairs) + first, Q};
+    const E* right = m.k_terms + offset / kTerms<E> * padded;
+    product<To::kSum>(wide, rows, operands<E>(keys), left, right, padded, m.dq + first * padded, padded);
+  });
+}
+
+template <typename T, bool kDrop>
+void backward_keys(const AttentionBackward& job, const AttentionTask& task, int64_t split, void* memory) {
+  using C = Compute<T>;
+  constexpr int Q = kQueryBlock<C>;
   const AttentionInputs& in = job.in;
   const Sequence& sequence = in.sequences[task.sequence];
   const Widths<T> w(in.width);
   const Scale<T> scale(in.scale);
-  const int64_t width = in.width, padded = w.padded, wide = padded / W, range = task.end - task.begin;
-
-  Scratch scratch{static_cast<uint8_t*>(memory)};
-  QueryBlock<E, C> query;
-  E* rows = scratch.take<E>(Q * w.pitch);
-  query.q_terms = scratch.take<E>(kPitch * padded);
-  query.dout_terms = scratch.take<E>(kPitch * padded);
-  query.q = scratch.take<E>(w.pitch * Q);
-  query.dout = scratch.take<E>(w.pitch * Q);
-  query.lse = scratch.take<C>(Q);
-  query.delta = scratch.take<C>(Q);
-  C* dq = scratch.take<C>(Q * padded);  // [query][d]
-  C* weights = scratch.take<C>(kKeyBlock<T> * Q);
-  C* gradients = scratch.take<C>(kKeyBlock<T> * Q);
-  E* pairs = scratch.take<E>(kKeyBlock<T> * kPitch);
-  const E* k = collect_rows<T>(in.k, in.k_strides, sequence, task.head, task.begin, task.end, w, scratch);
-  const E* v = collect_rows<T>(in.v, in.v_strides, sequence, task.head, task.begin, task.end, w, scratch);
-  const E* k_terms = k;
-  if constexpr (kTerms<E> > 1) {
-    k_terms = collect_terms<T>(in.k, in.k_strides, sequence, task.head, task.begin, task.end, w, scratch);
-  }
-  C* dk = scratch.take<C>(range * padded);
-  C* dv = scratch.take<C>(range * padded);
-  std::memset(dk, 0, static_cast<size_t>(range * padded) * sizeof(C));
-  std::memset(dv, 0, static_cast<size_t>(range * padded) * sizeof(C));
-
+  const BackwardMemory<T> m(in, sequence, task, w, memory);
   const int64_t start = in.causal ? task.begin / Q * Q : 0;
   // The first range also writes the zeros of queries that see nothing at all.
   for (int64_t begin = split == 0 ? 0 : start; begin < sequence.queries; begin += Q) {
-    const int64_t queries = smaller(Q, sequence.queries - begin), vectors = round_up(queries, W) / W;
-    const int64_t row = flat_row(in, sequence, begin);
+    const int64_t queries = smaller(Q, sequence.queries - begin), row = flat_row(in, sequence, begin);
     const int64_t end = smaller(task.end, in.causal ? begin + queries : task.end);
-    load_queries<T>(job, sequence, task.head, begin, queries, w, scale.queries, rows, query);
-    std::memset(dq, 0, static_cast<size_t>(Q * padded) * sizeof(C));
+    load_queries<T>(job, sequence, task.head, begin, queries, w, scale.queries, m.rows, m.query);
+    std::memset(m.dq, 0, static_cast<size_t>(Q * w.padded) * sizeof(C));
     for_blocks<T>(in.causal, begin, queries, task.begin, end, [&](const Block& block) {
-      const int64_t offset = block.first - task.begin;
-      for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
-        const Left<E, false> k_left{k + (offset + a) * w.pitch, w.pitch}, v_left{v + (offset + a) * w.pitch, w.pitch};
-        const int64_t at = a * Q + skip * W;
-        product<To::kNothing>(vectors - skip, b - a, w.depth, k_left, query.q + skip * W, Q, weights + at, Q);
-        product<To::kNothing>(vectors - skip, b - a, w.depth, v_left, query.dout + skip * W, Q, gradients + at, Q);
-      });
-      for (int64_t i = 0; i < vectors; ++i) {
-        weigh_backward<T, kDrop>(in, scale, block, row, task.head, i, query, weights, gradients);
-      }
-      for_parts<C>(block, [&](int64_t a, int64_t b, int64_t skip) {
-        const int64_t first = skip * W, keys = b - a, depth = operands<E>(queries - first);
-        const int64_t to = (offset + a) * padded, from = first / kTerms<E>;
-        const auto left = [&](const C* sums) {
-          return Left<E, false>{sum_over_queries(keys, skip, vectors, sums + a * Q, pairs) + from, kPitch};
-        };
-        product<To::kSum>(wide, keys, depth, left(weights), query.dout_terms + from * padded, padded, dv + to, padded);
-        product<To::kSum>(wide, keys, depth, left(gradients), query.q_terms + from * padded, padded, dk + to, padded);
-      });
-      for_sums<C>(block, vectors, [&](int64_t v_begin, int64_t v_end, int64_t keys) {
-        const int64_t first = v_begin * W, rows = smaller(queries, v_end * W) - first;
-        const Left<E, true> left{sum_over_keys(keys, v_begin, v_end, gradients, pairs) + first, Q};
-        const E* right = k_terms + offset / kTerms<E> * padded;
-        product<To::kSum>(wide, rows, operands<E>(keys), left, right, padded, dq + first * padded, padded);
-      });
+      backward_block<T, kDrop>(in, scale, block, block.first - task.begin, row, queries, task.head, w, m);
     });
     const C factor = static_cast<C>(in.scale);
     if (job.dq_parts == nullptr) {
       T* to = row_of(static_cast<T*>(job.dq), job.dq_strides, sequence, begin, task.head);
-      scatter_rows(dq, padded, queries, width, factor, to, job.dq_strides.row);
+      scatter_rows(m.dq, w.padded, queries, w.width, factor, to, job.dq_strides.row);
     } else {
       const Strides strides = contiguous_strides(in);
       C* part = static_cast<C*>(job.dq_parts) + split * job.dq_part_size;
-      scatter_rows(dq, padded, queries, width, factor, row_of(part, strides, sequence, begin, task.head), strides.row);
+      scatter_rows(m.dq, w.padded, queries, w.width, factor, row_of(part, strides, sequence, begin, task.head), strides.row);
     }
   }
+  const int64_t range = task.end - task.begin;
   T* dk_rows = row_of(static_cast<T*>(job.dk), job.dk_strides, sequence, task.begin, task.head);
   T* dv_rows = row_of(static_cast<T*>(job.dv), job.dv_strides, sequence, task.begin, task.head);
-  scatter_rows(dk, padded, range, width, static_cast<C>(in.scale), dk_rows, job.dk_strides.row);
-  scatter_rows(dv, padded, range, width, C(1), dv_rows, job.dv_strides.row);
+  scatter_rows(m.dk, w.padded, range, w.width, static_cast<C>(in.scale), dk_rows, job.dk_strides.row);
+  scatter_rows(m.dv, w.padded, range, w.width, C(1), dv_rows, job.dv_strides.row);
 }
 
 // ---- The table ------------------------------------------------------------------------------------------------------
