@@ -303,6 +303,12 @@ def test_kernels_are_compiled_once_for_each_instruction_set(native):
     }
 
 
+def test_kernels_bring_no_inline_function_of_somebody_elses():
+    """Of those the linker keeps one copy, which a smaller processor might not run: see csrc/cpu/vec.h."""
+    headers = {name for path in (extension.CSRC / "cpu").iterdir() for name in re.findall(r"#include <(.+)>", path.read_text())}
+    assert headers == {"cstdint", "cstring", "type_traits", "immintrin.h"}
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize("old", ["compiler", "assembler"])
 def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, old):

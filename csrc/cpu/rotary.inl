@@ -1,8 +1,6 @@
 // Rotary positions (Su et al. 2021, section 3.4.2), pairs made of the two halves of a head. Included by kernels.cpp alone.
 #pragma once
 
-#include <algorithm>
-
 #include "cpu/vec.h"
 #include "rotary.h"
 
@@ -44,7 +42,7 @@ void rows(const RotaryRows& job, int64_t begin, int64_t end) {
     for (int64_t head = 0; head < 2 * job.heads; ++head) {
       turn_head<T>(x + head * width, y + head * width, job.half, cosine, sine, sign);
     }
-    std::copy(x + 2 * part, x + 3 * part, y + 2 * part);
+    std::memcpy(y + 2 * part, x + 2 * part, static_cast<size_t>(part) * sizeof(T));
   }
 }
 
