@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -11,6 +12,9 @@
 #include "dropout.h"
 
 namespace aura {
+
+// Rows a thread must have to be worth waking: about 10 microseconds of work.
+inline int64_t grain(int64_t columns) { return std::max<int64_t>(1, 32768 / columns); }
 
 // The kernels for a tensor on a GPU, null for one in host memory. An error where there are none.
 const cuda::Kernels* gpu_kernels(const at::Tensor& t, const char* op);

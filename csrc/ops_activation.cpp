@@ -6,7 +6,6 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -28,8 +27,6 @@ namespace aura {
 namespace {
 
 using at::Tensor;
-
-constexpr int64_t kGrain = 32768;  // elements a thread must have to be worth starting
 
 struct Bytes {
   const Tensor& t;
@@ -67,7 +64,7 @@ Tensor gelu_tanh(const Tensor& x_given) {
     return y;
   }
   const auto run = kernels().activation.gelu_tanh[type];
-  at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.numel(), grain(1), [&](int64_t begin, int64_t end) {
     run(Bytes{x}.from(begin), Bytes{y}.to(begin), end - begin);
   });
   return y;
@@ -87,7 +84,7 @@ Tensor gelu_tanh_backward(const Tensor& dy_given, const Tensor& x_given) {
     return dx;
   }
   const auto run = kernels().activation.gelu_tanh_backward[type];
-  at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.numel(), grain(1), [&](int64_t begin, int64_t end) {
     run(Bytes{dy}.from(begin), Bytes{x}.from(begin), Bytes{dx}.to(begin), end - begin);
   });
   return dx;
@@ -119,7 +116,7 @@ Tensor swiglu(const Tensor& x_given) {
     return y;
   }
   const auto run = kernels().activation.swiglu[type];
-  at::parallel_for(0, y.numel() / width, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, y.numel() / width, grain(width), [&](int64_t begin, int64_t end) {
     run(Bytes{x}.from(begin * 2 * width), Bytes{y}.to(begin * width), end - begin, width);
   });
   return y;
@@ -142,7 +139,7 @@ Tensor swiglu_backward(const Tensor& dy_given, const Tensor& x_given) {
     return dx;
   }
   const auto run = kernels().activation.swiglu_backward[type];
-  at::parallel_for(0, dy.numel() / width, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, dy.numel() / width, grain(width), [&](int64_t begin, int64_t end) {
     run(Bytes{dy}.from(begin * width), Bytes{x}.from(begin * 2 * width), Bytes{dx}.to(begin * 2 * width), end - begin,
         width);
   });
@@ -177,7 +174,7 @@ Tensor sigmoid_gate(const Tensor& gate_given, const Tensor& x_given) {
     return y;
   }
   const auto run = kernels().activation.sigmoid_gate[type];
-  at::parallel_for(0, x.size(0), std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.size(0), grain(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       run(Bytes{gate}.from(row * gate.stride(0)), Bytes{x}.from(row * x.stride(0)), Bytes{y}.to(row * width), width);
     }
@@ -204,7 +201,7 @@ std::tuple<Tensor, Tensor> sigmoid_gate_backward(const Tensor& dy_given, const T
     return {dgate, dx};
   }
   const auto run = kernels().activation.sigmoid_gate_backward[type];
-  at::parallel_for(0, x.size(0), std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.size(0), grain(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       run(Bytes{dy}.from(row * dy.stride(0)), Bytes{gate}.from(row * gate.stride(0)), Bytes{x}.from(row * x.stride(0)),
           Bytes{dgate}.to(row * width), Bytes{dx}.to(row * width), width);

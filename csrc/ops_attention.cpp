@@ -104,12 +104,12 @@ void describe(Call* call, const Options& options) {
   const Tensor& q = call->q;
   TORCH_CHECK(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16, "attention: dtype ", q.scalar_type(),
               " is not float16 or bfloat16, which the kernels of a GPU take");
-  const auto integers = [](const OptionalTensor& t, int64_t least, int64_t most) {
+  const auto holds = [](const OptionalTensor& t, int64_t least, int64_t most) {
     return !t.has_value() || (t->dim() == 1 && at::isIntegralType(t->scalar_type(), false) && t->numel() >= least &&
                               t->numel() <= most);
   };
-  TORCH_CHECK(integers(options.lengths, q.size(0), q.size(0)), "attention: lengths must be ", q.size(0), " integers");
-  TORCH_CHECK(integers(options.cu_seqlens, 2, INT32_MAX), "attention: cu_seqlens must be two integers or more");
+  TORCH_CHECK(holds(options.lengths, q.size(0), q.size(0)), "attention: lengths must be ", q.size(0), " integers");
+  TORCH_CHECK(holds(options.cu_seqlens, 2, INT32_MAX), "attention: cu_seqlens must be two integers or more");
   call->lengths = on_device(options.lengths, q);
   call->cu_seqlens = on_device(options.cu_seqlens, q);
   cuda::AttentionShape& shape = call->shape;

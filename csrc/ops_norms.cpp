@@ -85,9 +85,6 @@ const void* data(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nu
 
 Tensor contiguous(const OptionalTensor& t) { return t.has_value() ? t->contiguous() : Tensor(); }
 
-// Rows a thread must have to be worth waking: about 10 microseconds of work.
-int64_t grain(int64_t columns) { return std::max<int64_t>(1, 32768 / columns); }
-
 struct Outputs {
   Tensor y, new_residual, mean, rstd;
 };

@@ -4,8 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <algorithm>
-
 #include "cpu/kernels.h"
 #include "ops.h"
 
@@ -18,8 +16,6 @@ namespace aura {
 namespace {
 
 using at::Tensor;
-
-constexpr int64_t kGrain = 32768;  // elements a thread must have to be worth starting
 
 void check_angles(const Tensor& angles, int64_t length, int64_t half, at::ScalarType wanted) {
   TORCH_CHECK(angles.dim() == 2 && angles.size(0) == length && angles.size(1) == half &&
@@ -62,8 +58,7 @@ Tensor rotary(const Tensor& qkv, const Tensor& cosine_given, const Tensor& sine_
     return y;
   }
   const auto run = kernels().rotary.rotary[type];
-  at::parallel_for(0, whole.size(0), std::max<int64_t>(1, kGrain / row),
-                   [&](int64_t begin, int64_t end) { run(job, begin, end); });
+  at::parallel_for(0, whole.size(0), grain(row), [&](int64_t begin, int64_t end) { run(job, begin, end); });
   return y;
 }
 

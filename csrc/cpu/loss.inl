@@ -12,7 +12,7 @@ namespace aura {
 namespace AURA_ISA {
 namespace loss {
 
-constexpr int64_t kVectors = 4;    // chains of sums side by side
+constexpr int64_t kChains = 4;     // of sums, side by side
 constexpr int64_t kBlock = 16384;  // elements summed in float before the sum goes to double
 
 template <typename C>
@@ -31,12 +31,12 @@ template <typename T>
 Compute<T> maximum(const T* row, int64_t count) {
   using C = Compute<T>;
   constexpr int64_t W = kWidth<C>;
-  Vec<C> best[kVectors];
+  Vec<C> best[kChains];
   for (Vec<C>& v : best) v = splat<Vec<C>>(kMinusInfinity<C>);
   int64_t i = 0;
-  for (; i + kVectors * W <= count; i += kVectors * W) {
+  for (; i + kChains * W <= count; i += kChains * W) {
 #pragma GCC unroll 4
-    for (int64_t v = 0; v < kVectors; ++v) best[v] = vmax(load_as(row + i + v * W), best[v]);
+    for (int64_t v = 0; v < kChains; ++v) best[v] = vmax(load_as(row + i + v * W), best[v]);
   }
   for (; i + W <= count; i += W) best[0] = vmax(load_as(row + i), best[0]);
   if (i < count) best[0] = vmax(load_last(row + i, count - i), best[0]);
@@ -59,11 +59,11 @@ double sum_of_exponentials(const T* row, int64_t count, Compute<T> shift) {
   double total = 0;
   for (int64_t first = 0; first < count; first += kBlock) {
     const int64_t end = count - first < kBlock ? count : first + kBlock;
-    Vec<C> sum[kVectors] = {};
+    Vec<C> sum[kChains] = {};
     int64_t i = first;
-    for (; i + kVectors * W <= end; i += kVectors * W) {
+    for (; i + kChains * W <= end; i += kChains * W) {
 #pragma GCC unroll 4
-      for (int64_t v = 0; v < kVectors; ++v) sum[v] += exponential<C>(load_as(row + i + v * W), shift);
+      for (int64_t v = 0; v < kChains; ++v) sum[v] += exponential<C>(load_as(row + i + v * W), shift);
     }
     for (; i + W <= end; i += W) sum[0] += exponential<C>(load_as(row + i), shift);
     if (i < end) sum[0] += exponential<C>(load_last(row + i, end - i), shift);
