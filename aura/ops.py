@@ -313,7 +313,7 @@ def losses_in_chunks(hidden, weight, targets, ignore_index, rows):
 
 
 def multiplies_bfloat16():
-    """Whether this processor multiplies bfloat16 as such, in our kernels too: a step then takes about half the time."""
+    """Whether this processor multiplies bfloat16 as such: a step with our kernels then takes about half the time."""
     if _choice is None:
         use()
     return _choice == "fused" and extension.load().cpu_isa() == "avx512bf16"

@@ -34,11 +34,24 @@ std::vector<const Kernels*> runnable() {
   return tables;
 }
 
-const Kernels& chosen() {
+Kernels fastest() {
+  const std::vector<const Kernels*> tables = runnable();
+  Kernels table = *tables.front();
+#if defined(AURA_HAS_AVX512BF16)
+  // A Xeon with AMX starts one product of pairs in the time of four FMAs, an EPYC in that of one: docs/kernels.md.
+  if (tables.front() == &avx512bf16::kernels() && !__builtin_cpu_is("amd")) {
+    table.attention = avx512::kernels().attention;
+  }
+#endif
+  return table;
+}
+
+Kernels chosen() {
   const char* wanted = std::getenv("AURA_CPU_ISA");
+  if (wanted == nullptr || *wanted == '\0') return fastest();
   std::string names;
   for (const Kernels* table : runnable()) {
-    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == table->name) return *table;
+    if (std::string(wanted) == table->name) return *table;
     names += std::string(names.empty() ? "" : ", ") + table->name;
   }
   throw std::invalid_argument(std::string("AURA_CPU_ISA=") + wanted + ": this processor runs " + names);
@@ -63,7 +76,7 @@ std::vector<std::string> cpu_isas() {
 }
 
 const Kernels& kernels() {
-  static const Kernels& table = chosen();
+  static const Kernels table = chosen();
   return table;
 }
 

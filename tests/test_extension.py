@@ -305,7 +305,8 @@ def test_kernels_are_compiled_once_for_each_instruction_set(native):
 
 def test_kernels_bring_no_inline_function_of_somebody_elses():
     """Of those the linker keeps one copy, which a smaller processor might not run: see csrc/cpu/vec.h."""
-    headers = {name for path in (extension.CSRC / "cpu").iterdir() for name in re.findall(r"#include <(.+)>", path.read_text())}
+    files = (extension.CSRC / "cpu").iterdir()
+    headers = {name for path in files for name in re.findall(r"#include <(.+)>", path.read_text())}
     assert headers == {"cstdint", "cstring", "type_traits", "immintrin.h"}
 
 

@@ -33,7 +33,7 @@ const Kernels& kernels();
 }
 #endif
 
-// The best table this processor runs, or the one AURA_CPU_ISA names (portable, avx2, avx512, avx512bf16). Chosen once.
+// What is fastest on this processor, or the table AURA_CPU_ISA names (portable, avx2, avx512, avx512bf16). Chosen once.
 // Throws std::invalid_argument when the name is unknown or the processor lacks the instructions.
 const Kernels& kernels();
 
