@@ -1,8 +1,8 @@
 """The one C++ extension: what it is built from, how it is built, and what is in use and why.
 
     AURA_EXTENSION=off     do without it
-    AURA_CPU_ISA=NAME      instruction set of the CPU kernels: portable, avx2, avx512 or avx512bf16 (default: the best
-                           there is)
+    AURA_CPU_ISA=NAME      instruction set of the CPU kernels: portable, avx2, avx512, avx512bf16 or amx (default: the
+                           best there is)
     AURA_BUILD_DIR=DIR     where builds are kept (default: ~/.cache/aura)
     CXX=COMPILER           compiler to use (default: the first of g++, c++, clang++)
 
@@ -65,7 +65,10 @@ X86_ISAS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": AVX512,
     "avx512bf16": [*AVX512, "-mavx512bf16"],
+    "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
+# The instruction by which it is seen whether a compiler, or the assembler it calls, is too old for a set.
+NEWEST = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tdpbf16ps %tmm0, %tmm1, %tmm2"}
 
 BUILD_LIMIT_S = 900
 WAIT_LIMIT_S = 1200  # a little longer than a build may take, so that who waits sees its end
@@ -136,21 +139,25 @@ def instruction_sets() -> dict[str, list[str]]:
     """The sets that there are kernels for on this kind of processor, the narrowest first, with their flags."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return {"portable": []}
-    return {isa: ["-march=x86-64", *flags] for isa, flags in X86_ISAS.items()}
+    made = {isa: ["-march=x86-64", *flags] for isa, flags in X86_ISAS.items()}
+    if sys.platform != "linux":  # who has to be asked for the tiles
+        del made["amx"]
+    return made
 
 
 def _made_by(compiler: list[str], folder: Path) -> dict[str, list[str]]:
-    """instruction_sets() without what the compiler, or the assembler it calls, is too old for: only AVX-512 BF16 is so
-    young (GCC 10, clang 9; binutils 2.33). `folder`: where to try."""
+    """instruction_sets() without what the compiler, or the assembler it calls, is too old for: AVX-512 BF16 asks for
+    GCC 10 or clang 9 and binutils 2.33, AMX for GCC 11 or clang 12 and binutils 2.35. `folder`: where to try."""
     found = instruction_sets()
-    if "avx512bf16" in found:
-        with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder, ignore_cleanup_errors=True) as trial:
-            source = Path(trial, "trial.cpp")
-            source.write_text('void dot_product() { asm("vdpbf16ps %zmm0, %zmm1, %zmm2"); }\n')
-            made = Path(trial, "trial.o")
-            output_of([*compiler, *found["avx512bf16"], "-c", str(source), "-o", str(made)])
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder, ignore_cleanup_errors=True) as trial:
+        for isa, instruction in NEWEST.items():
+            if isa not in found:
+                continue
+            source, made = Path(trial, f"{isa}.cpp"), Path(trial, f"{isa}.o")
+            source.write_text(f'void newest() {{ asm("{instruction}"); }}\n')
+            output_of([*compiler, *found[isa], "-c", str(source), "-o", str(made)])
             if not made.exists():
-                del found["avx512bf16"]
+                del found[isa]
     return found
 
 
@@ -178,7 +185,7 @@ def units(compiler: list[str], native: bool, isas: dict[str, list[str]]) -> list
         # at::parallel_for is a template: its threads are made by the code compiled here, with torch's own libgomp.
         # clang asks for another run-time library, whose threads know nothing of torch's; without it, one thread.
         threads.append("-fopenmp")
-    chosen_from = ["-DAURA_HAS_AVX512BF16"] if "avx512bf16" in isas else []
+    chosen_from = [f"-DAURA_HAS_{isa.upper()}" for isa in NEWEST if isa in isas]
     found += [Unit(source, f"{Path(source).stem}.o", [*every, *here, *threads, *chosen_from]) for source in OPS_SOURCES]
     for isa, flags in isas.items():
         found.append(Unit(KERNELS_SOURCE, f"kernels-{isa}.o", [*every, *KERNEL_FLAGS, *flags]))

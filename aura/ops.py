@@ -316,7 +316,7 @@ def multiplies_bfloat16():
     """Whether this processor multiplies bfloat16 as such: a step with our kernels then takes about half the time."""
     if _choice is None:
         use()
-    return _choice == "fused" and extension.load().cpu_isa() == "avx512bf16"
+    return _choice == "fused" and extension.load().cpu_isa() in ("avx512bf16", "amx")
 
 
 def describe(device):

@@ -6,6 +6,11 @@
 #include <string>
 #include <vector>
 
+#if defined(AURA_HAS_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "cpu/kernels.h"
 #include "ops.h"
 
@@ -16,13 +21,25 @@ TORCH_LIBRARY(aura, m) {
 namespace aura {
 namespace {
 
+#if defined(AURA_HAS_AMX)
+// Linux saves the tiles of those processes alone that have asked for it; it covers all their threads.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; Intel SDM 1, 13.1
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 // Best first. The compiler's check covers the operating system too, which must save the wider registers.
-// AURA_HAS_AVX512BF16: there are kernels of that set, which older compilers cannot make.
+// AURA_HAS_AVX512BF16, AURA_HAS_AMX: there are kernels of that set, which older compilers cannot make.
 std::vector<const Kernels*> runnable() {
   std::vector<const Kernels*> tables;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
+#if defined(AURA_HAS_AMX)
+    if (__builtin_cpu_supports("avx512bf16") && may_use_tiles()) tables.push_back(&amx::kernels());
+#endif
 #if defined(AURA_HAS_AVX512BF16)
     if (__builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512bf16::kernels());
 #endif

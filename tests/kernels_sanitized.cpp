@@ -11,6 +11,11 @@
 #include <initializer_list>
 #include <vector>
 
+#if defined(__AMX_TILE__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "cpu/kernels.h"
 
 namespace {
@@ -296,6 +301,9 @@ void all_rotary() {
 }  // namespace
 
 int main() {
+#if defined(__AMX_TILE__)
+  if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 2;  // as csrc/ops.cpp asks for the tiles
+#endif
   all_attention();
   all_norms();
   all_activations();

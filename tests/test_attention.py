@@ -684,27 +684,29 @@ def test_the_instruction_set_asked_for():
     assert module.cpu_isas()[-1] == "portable"
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16", "amx"])
 def test_other_instruction_sets(isa):
     support.repeat_with(isa, (*CORE, test_the_instruction_set_asked_for))
 
 
 def print_bits():
-    """What tells the sets apart: pairs round the weights."""
+    """What tells the ways apart: pairs round the weights, in tiles as well."""
     import aura.fused  # noqa: F401
     out, _ = ops.attention(*qkv(1, 100, 2, 64, torch.bfloat16), True, 0.125, *NONE)
     print("bits", zlib.crc32(out.view(torch.uint8).numpy()))
 
 
 def test_pairs_of_bfloat16_are_for_the_processors_that_are_faster_with_them():
-    if "avx512bf16" not in extension.load().cpu_isas():
+    isas = extension.load().cpu_isas()
+    if "avx512bf16" not in isas:
         pytest.skip("this processor has no pairs of bfloat16")
     bits = {}
-    for isa in ("", "avx512", "avx512bf16"):
+    for isa in ("", *isas[:isas.index("avx512") + 1]):
         code = "from aura import extension; extension.load(); from tests import test_attention as t; t.print_bits()"
         status, output = support.run(["-c", code], support.ROOT, AURA_CPU_ISA=isa)
         assert status == 0, output
         bits[isa] = output.splitlines()[-1]
-    assert bits["avx512"] != bits["avx512bf16"]
     amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    assert bits[""] == bits["avx512bf16" if amd else "avx512"]
+    default = bits.pop("")
+    assert default == bits["amx" if "amx" in bits else "avx512bf16" if amd else "avx512"]
+    assert bits["avx512"] != bits["avx512bf16"]

@@ -74,8 +74,8 @@ def units(native=True):
 
 
 def compiled(native):
-    """How often a build calls the compiler: once for each unit, and to try the youngest instruction set."""
-    return len(units(native)) + ("avx512bf16" in extension.instruction_sets())
+    """How often a build calls the compiler: once for each unit, and to try the youngest instruction sets."""
+    return len(units(native)) + len(extension.NEWEST.keys() & extension.instruction_sets().keys())
 
 
 def wait_for(condition, timeout=30):
@@ -291,8 +291,8 @@ def test_kernels_are_compiled_once_for_each_instruction_set(native):
         assert list(kernels) == ["kernels-portable.o"]
         return
     # In link order: of an inline function that several hold, the first copy is kept, so it must run anywhere.
-    assert [unit.object for unit in every[-4:]] == ["kernels-portable.o", "kernels-avx2.o", "kernels-avx512.o",
-                                                    "kernels-avx512bf16.o"]
+    assert [unit.object for unit in every[-5:]] == ["kernels-portable.o", "kernels-avx2.o", "kernels-avx512.o",
+                                                    "kernels-avx512bf16.o", "kernels-amx.o"]
     avx512 = "-march=x86-64 -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512".split()
     machine = {name: [flag for flag in flags if flag.startswith("-m")] for name, flags in kernels.items()}
     assert machine == {
@@ -300,6 +300,7 @@ def test_kernels_are_compiled_once_for_each_instruction_set(native):
         "kernels-avx2.o": ["-march=x86-64", "-mavx2", "-mfma"],
         "kernels-avx512.o": avx512,
         "kernels-avx512bf16.o": [*avx512, "-mavx512bf16"],
+        "kernels-amx.o": [*avx512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     }
 
 
@@ -311,20 +312,20 @@ def test_kernels_bring_no_inline_function_of_somebody_elses():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
-@pytest.mark.parametrize("old", ["compiler", "assembler"])
-def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, old):
+@pytest.mark.parametrize("refused, left", [("*-mavx512bf16*", 3), ("*avx512bf16.cpp*|*amx.cpp*", 3),
+                                           ("*-mamx-tile*", 4), ("*amx.cpp*", 4)])
+def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, refused, left):
     """University clusters load a new compiler that calls the system's old assembler."""
     compiler = tmp_path / "cxx"
-    wrong = "*-mavx512bf16*) echo unrecognized option >&2; exit 1;;" if old == "compiler" else ""
-    assembler = "*trial.cpp*) echo no such instruction: vdpbf16ps >&2; exit 1;;" if old == "assembler" else ""
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in\n{wrong}\n{assembler}\nesac\nexec g++ "$@"\n')
+    refuse = f'case "$*" in\n{refused}) echo no such instruction >&2; exit 1;;\nesac'
+    compiler.write_text(f'#!/bin/sh\n{refuse}\nexec g++ "$@"\n')
     compiler.chmod(0o755)
     made = extension._made_by([str(compiler)], tmp_path)
-    assert list(made) == ["portable", "avx2", "avx512"]
+    assert list(made) == ["portable", "avx2", "avx512", "avx512bf16"][:left]
     assert list(extension._made_by(extension.find_compiler(), tmp_path)) == list(extension.X86_ISAS)
     assert [path.name for path in tmp_path.iterdir()] == ["cxx"]
     of_ops = next(unit for unit in extension.units([str(compiler)], True, made) if unit.source == "csrc/ops.cpp")
-    assert "-DAURA_HAS_AVX512BF16" not in of_ops.flags
+    assert ("-DAURA_HAS_AVX512BF16" in of_ops.flags, "-DAURA_HAS_AMX" in of_ops.flags) == (left > 3, False)
 
 
 def test_without_torch_the_loader_alone_is_built(monkeypatch):

@@ -68,8 +68,8 @@ def test_auto_says_where_bfloat16_would_be_faster(monkeypatch, capsys, precision
     assert ("con --precision bf16" in capsys.readouterr().out) == said
 
 
-@pytest.mark.parametrize("choice,isa,yes", [("fused", "avx512bf16", True), ("fused", "avx512", False),
-                                            ("sdpa", "avx512bf16", False)])
+@pytest.mark.parametrize("choice,isa,yes", [("fused", "avx512bf16", True), ("fused", "amx", True),
+                                            ("fused", "avx512", False), ("sdpa", "avx512bf16", False)])
 def test_whether_bfloat16_is_multiplied_is_asked_of_our_kernels(monkeypatch, choice, isa, yes):
     monkeypatch.setattr(ops, "_choice", choice)
     monkeypatch.setattr(ops.extension, "load", lambda: SimpleNamespace(cpu_isa=lambda: isa))

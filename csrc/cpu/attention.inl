@@ -12,9 +12,10 @@ namespace aura {
 namespace AURA_ISA {
 
 // A block of scores, keys, queries and output share 48 KB of first-level cache. Pairs of keys are as many, as their
-// products take half the time and what each block adds to the output does not.
+// products take half the time and what each block adds to the output does not; of tiles that is true even more, and the
+// second level is near enough.
 template <typename T>
-constexpr int kKeyBlock = 48 * kTerms<Operand<T>>;
+constexpr int kKeyBlock = kTerms<Operand<T>> == 1 ? 48 : kInTiles ? 192 : 96;
 
 template <typename T>
 constexpr int kQueryBlock = kVectors* kWidth<T>;
@@ -180,7 +181,8 @@ struct Softmax {
   C shrink[kQueryBlock<C>];
 };
 
-// Scores, before their factor, to weights in place, for vector v of the queries.
+// Scores [key][query], before their factor, to weights in place, as the left-hand side of a sum over keys: [key / terms]
+// [query], for vector v of the queries.
 template <typename T, bool kDrop>
 void weigh(const AttentionInputs& in, const Scale<T>& scale, const Block& block, int64_t row, int64_t head, int64_t v,
            Compute<T>* scores, Softmax<Compute<T>>& softmax) {
@@ -204,12 +206,21 @@ void weigh(const AttentionInputs& in, const Scale<T>& scale, const Block& block,
   for (; key < keys; ++key) maxima[0] = vmax(maxima[0], load<V>(scores + key * Q + v * W));
   const V now = vmax(before, scale.scores(vmax(vmax(maxima[0], maxima[1]), vmax(maxima[2], maxima[3]))));
   const V base = now == -kInfinity<C> ? V{} : now;  // scores of -inf alone, so far: weights of 0, not of inf - inf
-  V sum{};
+  V sum{}, even{};
+  const auto put = [&](int64_t n, auto operands) { store(scores + n * Q + v * W, operands); };
   for_keys<C, kDrop>(in.dropout, row + v * W, head, block.first, 0, keys, [&](int64_t n, auto kept) {
-    C* s = scores + n * Q + v * W;
-    const V weight = exp2_for<T>(scale.scores(load<V>(s)) - base);
+    V weight = exp2_for<T>(scale.scores(load<V>(scores + n * Q + v * W)) - base);
     sum += weight;
-    store(s, kDrop ? (kept ? weight : V{}) : weight);
+    if (kDrop) weight = kept ? weight : V{};
+    if constexpr (kTerms<Operand<T>> == 1) {
+      put(n, weight);
+    } else if (n % 2 != 0) {
+      put(n / 2, zip(round_halves(even, weight)));
+    } else if (n + 1 < keys) {
+      even = weight;
+    } else {
+      put(n / 2, zip(round_halves(weight, V{})));
+    }
   });
   const V shrink = exp2(before - base);
   store(softmax.maximum + v * W, now);
@@ -251,7 +262,6 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
   E* q = scratch.take<E>(w.pitch * Q);        // [d / terms][query]
   C* output = scratch.take<C>(Q * w.padded);  // [query][d]
   C* scores = scratch.take<C>(kKeyBlock<T> * Q);
-  E* pairs = scratch.take<E>(kKeyBlock<T> * Q / kTerms<E>);
   Softmax<C> softmax;
   for (int i = 0; i < Q; ++i) softmax.maximum[i] = -kInfinity<C>, softmax.sum[i] = 0;
   if (sequence.keys == 0) std::memset(output, 0, static_cast<size_t>(Q * w.padded) * sizeof(C));
@@ -272,7 +282,7 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
     }
     for_sums<C>(block, vectors, [&](int64_t v_begin, int64_t v_end, int64_t keys) {
       const int64_t first = v_begin * W, rows = smaller(queries, v_end * W) - first, depth = operands<E>(keys);
-      const Left<E, true> left{sum_over_keys(keys, v_begin, v_end, scores, pairs) + first, Q};
+      const Left<E, true> left{reinterpret_cast<const E*>(scores) + first, Q};
       const E* right = v + block.first / kTerms<E> * w.padded;
       C* to = output + first * w.padded;
       if (block.first == 0) {
@@ -328,6 +338,7 @@ void forward_queries(const AttentionForward& job, const AttentionTask& task, voi
   const int64_t end = in.causal ? smaller(sequence.keys, task.end) : sequence.keys;
   const Widths<T> w(in.width);
   Scratch scratch{static_cast<uint8_t*>(memory)};
+  [[maybe_unused]] const Needed<T> needed;
   const auto* k = collect_rows<T>(in.k, in.k_strides, sequence, task.head, 0, end, w, scratch);
   const auto* v = collect_terms<T>(in.v, in.v_strides, sequence, task.head, 0, end, w, scratch);
   constexpr int Q = kQueryBlock<Compute<T>>;
@@ -498,6 +509,7 @@ void backward_keys(const AttentionBackward& job, const AttentionTask& task, int6
   const Widths<T> w(in.width);
   const Scale<T> scale(in.scale);
   const BackwardMemory<T> m(in, sequence, task, w, memory);
+  [[maybe_unused]] const Needed<T> needed;
   const int64_t start = in.causal ? task.begin / Q * Q : 0;
   // The first range also writes the zeros of queries that see nothing at all.
   for (int64_t begin = split == 0 ? 0 : start; begin < sequence.queries; begin += Q) {

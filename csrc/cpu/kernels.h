@@ -31,6 +31,9 @@ const Kernels& kernels();
 namespace avx512bf16 {
 const Kernels& kernels();
 }
+namespace amx {
+const Kernels& kernels();
+}
 #endif
 
 // What is fastest on this processor, or the table AURA_CPU_ISA names (portable, avx2, avx512, avx512bf16). Chosen once.

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "cpu/vec.h"
+#if defined(__AMX_BF16__)
+#include "cpu/tiles.inl"
+#endif
 
 namespace aura {
 namespace AURA_ISA {
@@ -23,6 +26,18 @@ AURA_INLINE int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / 
 // products in float, pairs that are neighbours along the sum.
 template <typename T>
 using Operand = std::conditional_t<kDotProducts && std::is_same_v<T, bfloat16>, Pair, Compute<T>>;
+
+// What has to live while numbers of type T are multiplied, and whether pairs are multiplied in tiles.
+struct Nothing {};
+#if defined(__AMX_BF16__)
+constexpr bool kInTiles = true;
+template <typename T>
+using Needed = std::conditional_t<std::is_same_v<Operand<T>, Pair>, Tiles, Nothing>;
+#else
+constexpr bool kInTiles = false;
+template <typename T>
+using Needed = Nothing;
+#endif
 
 // Terms of the sum in one operand of type E, and operands for so many terms.
 template <typename E>
@@ -181,6 +196,97 @@ void transpose(int64_t rows, int64_t columns, const C* from, int64_t from_stride
     }
   }
 }
+
+// ---- Products in tiles ----------------------------------------------------------------------------------------------
+
+#if defined(__AMX_BF16__)
+// The tile of 16 rows from `row` on and pairs [k, k + pairs) of the left-hand side, with zeros up to 16 pairs.
+template <bool kAdjacentRows>
+AURA_INLINE void load_left(const Left<Pair, kAdjacentRows>& a, int64_t row, int64_t k, int64_t pairs) {
+  if (!kAdjacentRows && pairs == kTile) return tile_load<kLeftTile>(a.data + row * a.stride + k, a.stride);
+  alignas(64) Pair some[kTile * kTile], turned[kTile * kTile];
+  if constexpr (kAdjacentRows) {
+    for (int64_t i = 0; i < kTile; ++i) {
+      store(some + i * kTile, i < pairs ? load<VecP>(a.data + row + (k + i) * a.stride) : VecP{});
+    }
+    transpose_square(some, kTile, turned, kTile);
+    tile_load<kLeftTile>(turned, kTile);
+  } else {
+    const auto present = static_cast<__mmask16>((1u << pairs) - 1);
+    for (int64_t i = 0; i < kTile; ++i) {
+      _mm512_store_si512(some + i * kTile, _mm512_maskz_loadu_epi32(present, a.data + (row + i) * a.stride + k));
+    }
+    tile_load<kLeftTile>(some, kTile);
+  }
+}
+
+// V tiles side by side, of all rows of c. What a sum lacks to 16 pairs is zeros on both sides: beyond lies what another
+// block left, which need not be a number.
+template <int V, To kTo, bool kAdjacentRows>
+void product_in_tiles(int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, const Pair* b, int64_t b_stride, float* c,
+                      int64_t c_stride, const float* factor) {
+  constexpr int64_t kLanes = V * kTile;
+  const int64_t whole = depth / kTile * kTile, rest = depth - whole;
+  alignas(64) Pair last[kTile * kLanes];
+  for (int64_t i = 0; rest > 0 && i < kTile; ++i) {
+    for (int64_t v = 0; v < kLanes; v += kTile) {
+      store(last + i * kLanes + v, i < rest ? load<VecP>(b + (whole + i) * b_stride + v) : VecP{});
+    }
+  }
+  alignas(64) float sums[kTile * kLanes];
+  for (int64_t row = 0; row < rows; row += kTile) {
+    tile_zero<0>();
+    if constexpr (V > 1) tile_zero<1>();
+    if constexpr (V > 2) tile_zero<2>();
+    if constexpr (V > 3) tile_zero<3>();
+    for (int64_t k = 0; k < whole; k += kTile) {
+      load_left(a, row, k, kTile);
+      multiply_by<V>(b + k * b_stride, b_stride);
+    }
+    if (rest > 0) {
+      load_left(a, row, whole, rest);
+      multiply_by<V>(last, kLanes);
+    }
+    if (kTo == To::kNothing && row + kTile <= rows) {
+      store_sums<V>(c + row * c_stride, c_stride);
+      continue;
+    }
+    store_sums<V>(sums, kLanes);
+    for (int64_t i = 0; i < smaller(kTile, rows - row); ++i) {
+      for (int64_t v = 0; v < kLanes; v += kTile) {
+        float* to = c + (row + i) * c_stride + v;
+        VecF sum = load<VecF>(sums + i * kLanes + v);
+        if (kTo == To::kSum) sum += load<VecF>(to);
+        if (kTo == To::kScaledSum) sum += load<VecF>(to) * factor[row + i];
+        store(to, sum);
+      }
+    }
+  }
+}
+
+// Instead of the product of vectors above. The rows of `a` may be read to the next multiple of 16, wherever they are
+// not adjacent and the sum is of whole tiles; what is read there goes nowhere.
+template <To kTo, bool kAdjacentRows>
+void product(int64_t vectors, int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, const Pair* b, int64_t b_stride,
+             float* c, int64_t c_stride, const float* factor = nullptr) {
+  for (int64_t v = 0; v < vectors;) {
+    const int64_t now = vectors - v == 5 ? 3 : smaller(vectors - v, 4);
+    const auto of = [&](auto tiles) {
+      product_in_tiles<decltype(tiles)::value, kTo>(rows, depth, a, b + v * kTile, b_stride, c + v * kTile, c_stride,
+                                                    factor);
+    };
+    switch (now) {
+      case 4: of(std::integral_constant<int, 4>{}); break;
+      case 3: of(std::integral_constant<int, 3>{}); break;
+      case 2: of(std::integral_constant<int, 2>{}); break;
+      default: of(std::integral_constant<int, 1>{}); break;
+    }
+    v += now;
+  }
+}
+#endif
+
+// ---- Moving rows ----------------------------------------------------------------------------------------------------
 
 // Asks for the row eight rows on: rows may lie on pages of their own, where no hardware looks ahead.
 template <typename T>

@@ -10,7 +10,9 @@
 #include <type_traits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AMX_BF16__)
+#define AURA_ISA amx
+#elif defined(__AVX512BF16__)
 #define AURA_ISA avx512bf16
 #else
 #define AURA_ISA avx512
