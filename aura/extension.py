@@ -147,7 +147,7 @@ def instruction_sets() -> dict[str, list[str]]:
 
 def _made_by(compiler: list[str], folder: Path) -> dict[str, list[str]]:
     """instruction_sets() without what the compiler, or the assembler it calls, is too old for: AVX-512 BF16 asks for
-    GCC 10 or clang 9 and binutils 2.33, AMX for GCC 11 or clang 12 and binutils 2.35. `folder`: where to try."""
+    GCC 10 or clang 9 and binutils 2.33, AMX for GCC 11 and younger others. `folder`: where to try."""
     found = instruction_sets()
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder, ignore_cleanup_errors=True) as trial:
         for isa, instruction in NEWEST.items():

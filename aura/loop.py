@@ -114,9 +114,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
         stop, stalled = 0, 0.0
         if progress.owed is not None:
             with clock.phase("evaluate"), sync.agreed(), average.applied():
-                found, stop = evaluate_unless_stopped(evaluate, request, dist)
-            progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
-            progress.owed = progress.owed if stop else None
+                stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
             checkpointer.poll()
@@ -146,10 +144,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 if policy.nan_policy == "restart":
                     sync.retreat()
             else:
-                clip = min(1.0, policy.grad_clip / (norm + 1e-6)) if policy.grad_clip else 1.0
-                torch._foreach_mul_(gradients, policy.micro_tokens * share * clip if math.isfinite(norm) else 1.0)
-                precision.scaler.step(optimizer)
-                precision.scaler.update()
+                _apply(optimizer, precision.scaler, gradients, policy.micro_tokens * share, norm, policy.grad_clip)
             optimizer.zero_grad(set_to_none=True)
 
             last = progress.step == policy.max_steps
@@ -237,6 +232,15 @@ def evaluate_unless_stopped(evaluate, request, dist):
         return {}, max(dist.gather_objects(request.number))
 
 
+def _evaluate_owed(progress, evaluate, request, reporter, dist):
+    """The evaluation that a stop left to this start, and its row anew; the signal where it was left once more, or 0."""
+    found, stop = evaluate_unless_stopped(evaluate, request, dist)
+    progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
+    if not stop:
+        progress.owed = None
+    return stop
+
+
 def plain(model):
     """The module itself, without DistributedDataParallel's or torch.compile's wrapper."""
     model = getattr(model, "module", model)
@@ -259,6 +263,15 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
         loss_sum = loss_sum + loss.detach()
         count += tokens
     return loss_sum, count
+
+
+def _apply(optimizer, scaler, gradients, factor, norm, grad_clip):
+    """Step by the gradients times `factor`, whose norm is then `norm`, clipped to `grad_clip`, where 0 is no limit. One
+    that is not finite, which fp16's scale explains, is left to the scaler."""
+    clip = min(1.0, grad_clip / (norm + 1e-6)) if grad_clip else 1.0
+    torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):

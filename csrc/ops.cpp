@@ -55,7 +55,8 @@ Kernels fastest() {
   const std::vector<const Kernels*> tables = runnable();
   Kernels table = *tables.front();
 #if defined(AURA_HAS_AVX512BF16)
-  // A Xeon with AMX starts one product of pairs in the time of four FMAs, an EPYC in that of one: docs/kernels.md.
+  // Where there are pairs and no tiles: a Xeon with AMX starts a product of pairs in the time of four FMAs, an EPYC in
+  // that of one (docs/kernels.md).
   if (tables.front() == &avx512bf16::kernels() && !__builtin_cpu_is("amd")) {
     table.attention = avx512::kernels().attention;
   }

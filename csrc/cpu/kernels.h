@@ -36,8 +36,8 @@ const Kernels& kernels();
 }
 #endif
 
-// What is fastest on this processor, or the table AURA_CPU_ISA names (portable, avx2, avx512, avx512bf16). Chosen once.
-// Throws std::invalid_argument when the name is unknown or the processor lacks the instructions.
+// What is fastest on this processor, or the table AURA_CPU_ISA names (portable, avx2, avx512, avx512bf16, amx). Chosen
+// once. Throws std::invalid_argument when the name is unknown or the processor lacks the instructions.
 const Kernels& kernels();
 
 }  // namespace aura

@@ -235,10 +235,7 @@ void product_in_tiles(int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, 
   }
   alignas(64) float sums[kTile * kLanes];
   for (int64_t row = 0; row < rows; row += kTile) {
-    tile_zero<0>();
-    if constexpr (V > 1) tile_zero<1>();
-    if constexpr (V > 2) tile_zero<2>();
-    if constexpr (V > 3) tile_zero<3>();
+    zero_sums<V>();
     for (int64_t k = 0; k < whole; k += kTile) {
       load_left(a, row, k, kTile);
       multiply_by<V>(b + k * b_stride, b_stride);
@@ -264,22 +261,22 @@ void product_in_tiles(int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, 
   }
 }
 
-// Instead of the product of vectors above. The rows of `a` may be read to the next multiple of 16, wherever they are
-// not adjacent and the sum is of whole tiles; what is read there goes nowhere.
+// Instead of the product of vectors above. Rows of `a` are read up to the next multiple of 16: what lies there goes
+// nowhere. Five vectors are three and two: a sum alone would wait for itself.
 template <To kTo, bool kAdjacentRows>
 void product(int64_t vectors, int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, const Pair* b, int64_t b_stride,
              float* c, int64_t c_stride, const float* factor = nullptr) {
   for (int64_t v = 0; v < vectors;) {
     const int64_t now = vectors - v == 5 ? 3 : smaller(vectors - v, 4);
-    const auto of = [&](auto tiles) {
+    const auto side_by_side = [&](auto tiles) {
       product_in_tiles<decltype(tiles)::value, kTo>(rows, depth, a, b + v * kTile, b_stride, c + v * kTile, c_stride,
                                                     factor);
     };
     switch (now) {
-      case 4: of(std::integral_constant<int, 4>{}); break;
-      case 3: of(std::integral_constant<int, 3>{}); break;
-      case 2: of(std::integral_constant<int, 2>{}); break;
-      default: of(std::integral_constant<int, 1>{}); break;
+      case 4: side_by_side(std::integral_constant<int, 4>{}); break;
+      case 3: side_by_side(std::integral_constant<int, 3>{}); break;
+      case 2: side_by_side(std::integral_constant<int, 2>{}); break;
+      default: side_by_side(std::integral_constant<int, 1>{}); break;
     }
     v += now;
   }

@@ -46,8 +46,16 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-constexpr int kLeftTile = 4;  // after the sums
+constexpr int kLeftTile = 4;   // after the sums
 constexpr int kRightTile = 5;  // and the two after it
+
+template <int V>
+AURA_INLINE void zero_sums() {
+  tile_zero<0>();
+  if constexpr (V > 1) tile_zero<1>();
+  if constexpr (V > 2) tile_zero<2>();
+  if constexpr (V > 3) tile_zero<3>();
+}
 
 // Sums 0 to V - 1 += left, which is tile 4, times V tiles of `right`.
 template <int V>
