@@ -194,6 +194,21 @@ def test_a_thousand_rows(causal, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("step", [-1.0, -0.01, 0.01, 0.1, 1.0])
+def test_logits_that_grow_or_fall_along_the_keys(step, causal, dtype):
+    """Every block of keys outweighs the one before, a little or until nothing of it is left, or hardly counts."""
+    q, k, v = qkv(1, 400, 2, 40, dtype)
+    k = k.clone()
+    q[..., 0] = 1
+    k[..., 0] = step * torch.arange(400)[:, None]
+    out, lse = ops.attention(q, k, v, causal, 1.0, *NONE)
+    want, want_lse = reference(q.double(), k.double(), v.double(), causal, 1.0, *NONE)
+    close(out, want, LIMITS[dtype] * (1 if dtype == torch.bfloat16 else 10))  # logits of 400 have two digits less
+    close(lse, want_lse, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_more_keys_than_queries_and_fewer(dtype):
     for rows, keys in ((1, 100), (100, 1), (7, 49), (49, 7), (96, 144), (5, 0)):
         agree(qkv(2, rows, 3, 40, dtype, keys), causal=False)

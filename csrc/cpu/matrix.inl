@@ -18,6 +18,7 @@ constexpr int kRows = 4;
 constexpr int kVectors = 3;
 
 AURA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+AURA_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 AURA_INLINE int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ struct Left {
   AURA_INLINE Left skip_rows(int64_t rows) const { return {data + (kAdjacentRows ? rows : rows * stride), stride}; }
 };
 
-// What a product is added to: nothing, what c holds, or what c holds times a factor for each row.
+// What a product is added to: nothing, what c holds, or what c holds times a factor for each row or, in tiles, each lane.
 enum class To { kNothing, kSum, kScaledSum };
 
 // c[row][lane] = to + sum over k of a(row, k) * b[k][lane], for R rows and V vectors of lanes. c is added at the end: one
@@ -200,86 +201,85 @@ void transpose(int64_t rows, int64_t columns, const C* from, int64_t from_stride
 // ---- Products in tiles ----------------------------------------------------------------------------------------------
 
 #if defined(__AMX_BF16__)
-// The tile of 16 rows from `row` on and pairs [k, k + pairs) of the left-hand side, with zeros up to 16 pairs.
-template <bool kAdjacentRows>
-AURA_INLINE void load_left(const Left<Pair, kAdjacentRows>& a, int64_t row, int64_t k, int64_t pairs) {
-  if (!kAdjacentRows && pairs == kTile) return tile_load<kLeftTile>(a.data + row * a.stride + k, a.stride);
-  alignas(64) Pair some[kTile * kTile], turned[kTile * kTile];
-  if constexpr (kAdjacentRows) {
-    for (int64_t i = 0; i < kTile; ++i) {
-      store(some + i * kTile, i < pairs ? load<VecP>(a.data + row + (k + i) * a.stride) : VecP{});
-    }
-    transpose_square(some, kTile, turned, kTile);
-    tile_load<kLeftTile>(turned, kTile);
+// Tile N: 16 rows of the left-hand side and pairs [k, k + pairs) of them, with zeros up to 16 pairs.
+template <int N>
+AURA_INLINE void load_left(const Left<Pair, false>& a, int64_t k, int64_t pairs) {
+  if (pairs == kTile) return tile_load<N>(a.data + k, a.stride);
+  alignas(64) Pair some[kTile * kTile];
+  const auto present = static_cast<__mmask16>((1u << pairs) - 1);
+  for (int64_t i = 0; i < kTile; ++i) {
+    _mm512_store_si512(some + i * kTile, _mm512_maskz_loadu_epi32(present, a.data + i * a.stride + k));
+  }
+  tile_load<N>(some, kTile);
+}
+
+// R x V tiles of c, which has `rows` rows. What a sum lacks to 16 pairs is zeros on both sides, on the right in `last`:
+// beyond lies what another block left, which need not be a number.
+template <int R, int V, To kTo>
+AURA_INLINE void square(int64_t rows, int64_t depth, Left<Pair, false> a, const Pair* b, int64_t b_stride,
+                        const Pair* last, float* c, int64_t c_stride, const float* factor) {
+  const bool in_place = kTo != To::kScaledSum && rows >= R * kTile;
+  if (in_place && kTo == To::kSum) {
+    load_sums<R, V>(c, c_stride);
   } else {
-    const auto present = static_cast<__mmask16>((1u << pairs) - 1);
-    for (int64_t i = 0; i < kTile; ++i) {
-      _mm512_store_si512(some + i * kTile, _mm512_maskz_loadu_epi32(present, a.data + (row + i) * a.stride + k));
+    zero_sums<R, V>();
+  }
+  const int64_t whole = depth / kTile * kTile;
+  for (int64_t k = 0; k < whole; k += kTile) {
+    load_left<kLeftTile>(a, k, kTile);
+    if constexpr (R > 1) load_left<kLeftTile + 1>(a.skip_rows(kTile), k, kTile);
+    multiply_by<R, V>(b + k * b_stride, b_stride);
+  }
+  if (whole < depth) {
+    load_left<kLeftTile>(a, whole, depth - whole);
+    if constexpr (R > 1) load_left<kLeftTile + 1>(a.skip_rows(kTile), whole, depth - whole);
+    multiply_by<R, V>(last, V * kTile);
+  }
+  if (in_place) return store_sums<R, V>(c, c_stride);
+  alignas(64) float sums[R * kTile * V * kTile];
+  store_sums<R, V>(sums, V * kTile);
+  for (int64_t i = 0; i < smaller(rows, R * kTile); ++i) {
+    for (int64_t v = 0; v < V * kTile; v += kTile) {
+      float* to = c + i * c_stride + v;
+      VecF sum = load<VecF>(sums + i * V * kTile + v);
+      if (kTo == To::kSum) sum += load<VecF>(to);
+      if (kTo == To::kScaledSum) sum += load<VecF>(to) * load<VecF>(factor + v);
+      store(to, sum);
     }
-    tile_load<kLeftTile>(some, kTile);
   }
 }
 
-// V tiles side by side, of all rows of c. What a sum lacks to 16 pairs is zeros on both sides: beyond lies what another
-// block left, which need not be a number.
-template <int V, To kTo, bool kAdjacentRows>
-void product_in_tiles(int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, const Pair* b, int64_t b_stride, float* c,
+template <int V, To kTo>
+void product_in_tiles(int64_t rows, int64_t depth, Left<Pair, false> a, const Pair* b, int64_t b_stride, float* c,
                       int64_t c_stride, const float* factor) {
-  constexpr int64_t kLanes = V * kTile;
   const int64_t whole = depth / kTile * kTile, rest = depth - whole;
-  alignas(64) Pair last[kTile * kLanes];
+  alignas(64) Pair last[kTile * V * kTile];
   for (int64_t i = 0; rest > 0 && i < kTile; ++i) {
-    for (int64_t v = 0; v < kLanes; v += kTile) {
-      store(last + i * kLanes + v, i < rest ? load<VecP>(b + (whole + i) * b_stride + v) : VecP{});
+    for (int64_t v = 0; v < V * kTile; v += kTile) {
+      store(last + i * V * kTile + v, i < rest ? load<VecP>(b + (whole + i) * b_stride + v) : VecP{});
     }
   }
-  alignas(64) float sums[kTile * kLanes];
-  for (int64_t row = 0; row < rows; row += kTile) {
-    zero_sums<V>();
-    for (int64_t k = 0; k < whole; k += kTile) {
-      load_left(a, row, k, kTile);
-      multiply_by<V>(b + k * b_stride, b_stride);
-    }
-    if (rest > 0) {
-      load_left(a, row, whole, rest);
-      multiply_by<V>(last, kLanes);
-    }
-    if (kTo == To::kNothing && row + kTile <= rows) {
-      store_sums<V>(c + row * c_stride, c_stride);
-      continue;
-    }
-    store_sums<V>(sums, kLanes);
-    for (int64_t i = 0; i < smaller(kTile, rows - row); ++i) {
-      for (int64_t v = 0; v < kLanes; v += kTile) {
-        float* to = c + (row + i) * c_stride + v;
-        VecF sum = load<VecF>(sums + i * kLanes + v);
-        if (kTo == To::kSum) sum += load<VecF>(to);
-        if (kTo == To::kScaledSum) sum += load<VecF>(to) * factor[row + i];
-        store(to, sum);
-      }
-    }
-  }
+  const auto square_at = [&](auto high, int64_t row) {
+    square<decltype(high)::value, V, kTo>(rows - row, depth, a.skip_rows(row), b, b_stride, last, c + row * c_stride,
+                                          c_stride, factor);
+  };
+  int64_t row = 0;
+  for (; row + kTile < rows; row += 2 * kTile) square_at(std::integral_constant<int, 2>{}, row);
+  if (row < rows) square_at(std::integral_constant<int, 1>{}, row);
 }
 
 // Instead of the product of vectors above. Rows of `a` are read up to the next multiple of 16: what lies there goes
-// nowhere. Five vectors are three and two: a sum alone would wait for itself.
-template <To kTo, bool kAdjacentRows>
-void product(int64_t vectors, int64_t rows, int64_t depth, Left<Pair, kAdjacentRows> a, const Pair* b, int64_t b_stride,
+// nowhere.
+template <To kTo>
+void product(int64_t vectors, int64_t rows, int64_t depth, Left<Pair, false> a, const Pair* b, int64_t b_stride,
              float* c, int64_t c_stride, const float* factor = nullptr) {
-  for (int64_t v = 0; v < vectors;) {
-    const int64_t now = vectors - v == 5 ? 3 : smaller(vectors - v, 4);
-    const auto side_by_side = [&](auto tiles) {
-      product_in_tiles<decltype(tiles)::value, kTo>(rows, depth, a, b + v * kTile, b_stride, c + v * kTile, c_stride,
-                                                    factor);
-    };
-    switch (now) {
-      case 4: side_by_side(std::integral_constant<int, 4>{}); break;
-      case 3: side_by_side(std::integral_constant<int, 3>{}); break;
-      case 2: side_by_side(std::integral_constant<int, 2>{}); break;
-      default: side_by_side(std::integral_constant<int, 1>{}); break;
-    }
-    v += now;
-  }
+  const auto strip_at = [&](auto wide, int64_t lane) {
+    product_in_tiles<decltype(wide)::value, kTo>(rows, depth, a, b + lane, b_stride, c + lane, c_stride,
+                                                 kTo == To::kScaledSum ? factor + lane : factor);
+  };
+  int64_t v = 0;
+  for (; v + 1 < vectors; v += 2) strip_at(std::integral_constant<int, 2>{}, v * kTile);
+  if (v < vectors) strip_at(std::integral_constant<int, 1>{}, v * kTile);
 }
 #endif
 

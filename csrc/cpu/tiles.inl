@@ -46,38 +46,44 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-constexpr int kLeftTile = 4;   // after the sums
-constexpr int kRightTile = 5;  // and the two after it
+// A square of up to 2 x 2 tiles of sums, row r and column v in tile 2 r + v, takes two tiles on either side: one load for
+// each product, and no sum has to wait for itself.
+constexpr int kLeftTile = 4;   // and the one after it
+constexpr int kRightTile = 6;  // and the one after it
 
-template <int V>
+template <int R, int V>
 AURA_INLINE void zero_sums() {
   tile_zero<0>();
   if constexpr (V > 1) tile_zero<1>();
-  if constexpr (V > 2) tile_zero<2>();
-  if constexpr (V > 3) tile_zero<3>();
+  if constexpr (R > 1) tile_zero<2>();
+  if constexpr (R > 1 && V > 1) tile_zero<3>();
 }
 
-// Sums 0 to V - 1 += left, which is tile 4, times V tiles of `right`.
-template <int V>
-AURA_INLINE void multiply_by(const Pair* right, int64_t stride) {
-  tile_load<kRightTile>(right, stride);
-  if constexpr (V > 1) tile_load<kRightTile + 1>(right + kTile, stride);
-  if constexpr (V > 2) tile_load<kRightTile + 2>(right + 2 * kTile, stride);
-  tile_multiply<0, kLeftTile, kRightTile>();
-  if constexpr (V > 1) tile_multiply<1, kLeftTile, kRightTile + 1>();
-  if constexpr (V > 2) tile_multiply<2, kLeftTile, kRightTile + 2>();
-  if constexpr (V > 3) {
-    tile_load<kRightTile>(right + 3 * kTile, stride);
-    tile_multiply<3, kLeftTile, kRightTile>();
-  }
+template <int R, int V>
+AURA_INLINE void load_sums(const float* from, int64_t stride) {
+  tile_load<0>(from, stride);
+  if constexpr (V > 1) tile_load<1>(from + kTile, stride);
+  if constexpr (R > 1) tile_load<2>(from + kTile * stride, stride);
+  if constexpr (R > 1 && V > 1) tile_load<3>(from + kTile * stride + kTile, stride);
 }
 
-template <int V>
+template <int R, int V>
 AURA_INLINE void store_sums(float* to, int64_t stride) {
   tile_store<0>(to, stride);
   if constexpr (V > 1) tile_store<1>(to + kTile, stride);
-  if constexpr (V > 2) tile_store<2>(to + 2 * kTile, stride);
-  if constexpr (V > 3) tile_store<3>(to + 3 * kTile, stride);
+  if constexpr (R > 1) tile_store<2>(to + kTile * stride, stride);
+  if constexpr (R > 1 && V > 1) tile_store<3>(to + kTile * stride + kTile, stride);
+}
+
+// Sums += the left, which is in its tiles, times the V tiles of `right`.
+template <int R, int V>
+AURA_INLINE void multiply_by(const Pair* right, int64_t stride) {
+  tile_load<kRightTile>(right, stride);
+  if constexpr (V > 1) tile_load<kRightTile + 1>(right + kTile, stride);
+  tile_multiply<0, kLeftTile, kRightTile>();
+  if constexpr (R > 1) tile_multiply<2, kLeftTile + 1, kRightTile>();
+  if constexpr (V > 1) tile_multiply<1, kLeftTile, kRightTile + 1>();
+  if constexpr (R > 1 && V > 1) tile_multiply<3, kLeftTile + 1, kRightTile + 1>();
 }
 
 }  // namespace AURA_ISA

@@ -156,6 +156,14 @@ AURA_INLINE VecP round_halves(VecF a, VecF b) {
   return reinterpret_cast<VecP>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
 }
 
+// Pairs of a[i] and b[i] for numbers whose ties may go away from zero, which takes fewer instructions. NaN that came with
+// eight bits stays so.
+AURA_INLINE VecP round_weights(VecF a, VecF b) {
+  const VecU first = (reinterpret_cast<VecU>(a) + 0x8000u) >> 16, second = reinterpret_cast<VecU>(b) + 0x8000u;
+  return reinterpret_cast<VecP>(
+      _mm512_mask_blend_epi16(0xaaaaaaaa, reinterpret_cast<__m512i>(first), reinterpret_cast<__m512i>(second)));
+}
+
 // Pairs of the sixteen values from a on and the sixteen from b on.
 AURA_INLINE VecP load_pairs(const bfloat16* a, const bfloat16* b) {
   const __m512i lower = _mm512_castsi256_si512(reinterpret_cast<__m256i>(load<VecH>(a)));
@@ -192,11 +200,33 @@ AURA_INLINE T sum_lanes(V v) {
   }
 }
 
+#if AURA_VECTOR_BYTES == 64
+// 2^x by what AVX-512 has for it: the fraction goes through a minimax polynomial for [0, 1) of degree 4 (error 2.6e-6), and
+// is multiplied by 2 to the power of the integer below x. Below 2^-126 the result is 0, not what the processor takes 50
+// times as long for.
+AURA_INLINE VecF exp2_of_few_bits(VecF x) {
+  const __m512 bits = reinterpret_cast<__m512>(x);
+  const VecF f = reinterpret_cast<VecF>(_mm512_reduce_ps(bits, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+  VecF p = splat<VecF>(1.3534168e-2f);
+  p = p * f + 5.2011461e-2f;
+  p = p * f + 2.4144276e-1f;
+  p = p * f + 6.9300383e-1f;
+  p = p * f + 1.0000026f;
+  const __mmask16 normal = _mm512_cmp_ps_mask(bits, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return reinterpret_cast<VecF>(_mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), bits));
+}
+
+AURA_INLINE bool any_lane(VecI mask) { return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0; }
+#endif
+
 // 2^x for x <= 127: the nearest integer goes to the exponent, the rest, within [-1/2, 1/2], through a minimax polynomial
 // of degree 6 (error 1.9e-9, so what remains is the rounding of float) or, where the numbers came with 8 bits, of degree 4
 // (2.6e-6). Below 2^-126 the result is 0, so 2^-inf = 0; a NaN stays a NaN.
 template <bool kFewBits = false>
 AURA_INLINE VecF exp2(VecF x) {
+#if AURA_VECTOR_BYTES == 64
+  if constexpr (kFewBits) return exp2_of_few_bits(x);
+#endif
   // 1.5 * 2^23 leaves the nearest integer in the low bits when it is added, and 127 there is a float's exponent of 0.
   const float magic = 12582912.0f + 127.0f;
   const VecF shifted = x + magic;
