@@ -190,16 +190,18 @@ def _require_same(state, path, constants):
                         ) from problem
 
 
-def make_sync(args, dist, module, steps, loss_fn, precision, batch, unit="tokens"):
+def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, unit="tokens"):
     """The sync.Exact or diloco.DiLoCo that the arguments ask for in a run of so many steps, to be called on all ranks.
-    batch: a micro-batch of any content, for --sync auto to time. unit: Spanish for what loss_fn counts."""
+    trained: what will run forward, the module or torch.compile's of it. batch: a micro-batch of any content, for --sync
+    auto to time. unit: Spanish for what loss_fn counts."""
     if not dist.grouped or dist.world_size == 1 or dist.sharded:
         return sync.Exact(dist)
     method = args.sync
     if method == "auto":
         method = "ddp"
         if len(set(dist.machines)) > 1:
-            method, lines = pace.found(dist, module, loss_fn, batch, precision, args.grad_accum, args.sync_every, unit)
+            method, lines = pace.found(dist, module, lambda _, batch: loss_fn(trained, batch), batch, precision,
+                                       args.grad_accum, args.sync_every, unit)
             for line in lines:
                 dist.print(line)
     if method == "diloco":
@@ -273,11 +275,12 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
     dist.shard(module, optimizer, precision.dtype)
     average = Average(module, args.ema)
     planned = args.max_steps or args.epochs * loader.steps_per_epoch
-    synced = make_sync(args, dist, module, planned, loss_fn, precision, batch, unit)
+    trained = module.compiled() if args.compile else module
+    synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
     progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
     steps, fewer = length(args, dist, loader, progress)
     synchronise(dist, module, synced)
-    return Ready(synced.wrap(module.compiled() if args.compile else module), synced, average, progress, steps, fewer)
+    return Ready(synced.wrap(trained), synced, average, progress, steps, fewer)
 
 
 def group_peak(dist, precision):

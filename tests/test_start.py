@@ -8,7 +8,7 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import backend, checkpoint, ops, start
+from aura import backend, checkpoint, ops, pace, start
 from aura.distributed import SAME_EVERYWHERE, Session
 from aura.errors import UserError
 from aura.models import gpt
@@ -74,6 +74,21 @@ def test_whether_bfloat16_is_multiplied_is_asked_of_our_kernels(monkeypatch, cho
     monkeypatch.setattr(ops, "_choice", choice)
     monkeypatch.setattr(ops.extension, "load", lambda: SimpleNamespace(cpu_isa=lambda: isa))
     assert ops.multiplies_bfloat16() == yes
+
+
+def test_auto_times_what_will_run_forward(monkeypatch):
+    """A compiled model is faster, and hands over all its gradients at once."""
+    module, compiled, timed = object(), object(), []
+
+    def found(dist, model, loss_fn, batch, *_):
+        timed.append((model, loss_fn(model, batch)))
+        return "ddp", []
+
+    monkeypatch.setattr(pace, "found", found)
+    args = SimpleNamespace(sync="auto", grad_accum=1, sync_every=8)
+    dist = SimpleNamespace(grouped=True, sharded=False, world_size=2, machines=["a", "b"])
+    synced = start.make_sync(args, dist, module, compiled, 10, lambda model, batch: (model, batch), None, "batch")
+    assert synced.method == "ddp" and timed == [(module, (compiled, "batch"))]
 
 
 def test_an_orderly_stop_is_told_once_on_every_machine(monkeypatch, capsys):

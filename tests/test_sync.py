@@ -92,7 +92,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
 
     fault = progress = stopped = None
     with loader, contextlib.redirect_stdout(output):
-        synced = start.make_sync(args, dist, model, policy.max_steps, next_token_loss, precision, None)
+        synced = start.make_sync(args, dist, model, model, policy.max_steps, next_token_loss, precision, None)
         assert synced.method != "diloco" or (synced.outer_lr, synced.outer_momentum) == (0.75, 0.85)
         progress = start.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
                                    synced=synced)
