@@ -7,6 +7,7 @@
 #include <vector>
 
 #if defined(AURA_HAS_AMX)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,10 +23,13 @@ namespace aura {
 namespace {
 
 #if defined(AURA_HAS_AMX)
-// Linux saves the tiles of those processes alone that have asked for it; it covers all their threads.
+// Linux saves the tiles of those processes alone that have asked for it; it covers all their threads. The processor is
+// asked by hand: not every clang that makes these kernels knows the names of what they need.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; Intel SDM 1, 13.1
-  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+  constexpr unsigned kNeeded = 1u << 24 | 1u << 22;            // AMX-TILE and AMX-BF16: Intel SDM 2, CPUID
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kNeeded) == kNeeded &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif

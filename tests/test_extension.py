@@ -7,6 +7,7 @@ builds with the real one.
 import os
 import platform
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -309,6 +310,18 @@ def test_kernels_bring_no_inline_function_of_somebody_elses():
     files = (extension.CSRC / "cpu").iterdir()
     headers = {name for path in files for name in re.findall(r"#include <(.+)>", path.read_text())}
     assert headers == {"cstdint", "cstring", "type_traits", "immintrin.h"}
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++")
+def test_clang_takes_every_file_and_makes_the_same_sets():
+    """It defines other names for some sets, and does not know all that GCC can ask of a processor."""
+    module_with_ops()
+    for unit in extension.units(["clang++"], native=True, isas=extension.instruction_sets()):
+        command = ["clang++", *unit.flags, "-Werror", str(extension.ROOT / unit.source)]
+        subprocess.run([*command, "-fsyntax-only"], check=True, timeout=120)
+        if unit.source == extension.KERNELS_SOURCE:
+            defined = subprocess.run([*command, "-dM", "-E"], check=True, timeout=120, capture_output=True, text=True)
+            assert f"kernels-{re.search(r'AURA_ISA (.*)', defined.stdout)[1]}.o" == unit.object
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")

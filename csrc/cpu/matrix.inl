@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/vec.h"
-#if defined(__AMX_BF16__)
+#if defined(AURA_TILES)
 #include "cpu/tiles.inl"
 #endif
 
@@ -30,7 +30,7 @@ using Operand = std::conditional_t<kDotProducts && std::is_same_v<T, bfloat16>, 
 
 // What has to live while numbers of type T are multiplied, and whether pairs are multiplied in tiles.
 struct Nothing {};
-#if defined(__AMX_BF16__)
+#if defined(AURA_TILES)
 constexpr bool kInTiles = true;
 template <typename T>
 using Needed = std::conditional_t<std::is_same_v<Operand<T>, Pair>, Tiles, Nothing>;
@@ -200,7 +200,7 @@ void transpose(int64_t rows, int64_t columns, const C* from, int64_t from_stride
 
 // ---- Products in tiles ----------------------------------------------------------------------------------------------
 
-#if defined(__AMX_BF16__)
+#if defined(AURA_TILES)
 // Tile N: 16 rows of the left-hand side and pairs [k, k + pairs) of them, with zeros up to 16 pairs.
 template <int N>
 AURA_INLINE void load_left(const Left<Pair, false>& a, int64_t k, int64_t pairs) {

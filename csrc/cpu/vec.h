@@ -9,8 +9,12 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)  // the second: clang, up to 14 at least
+#define AURA_TILES 1
+#endif
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#if defined(__AVX512BF16__) && defined(__AMX_BF16__)
+#if defined(__AVX512BF16__) && defined(AURA_TILES)
 #define AURA_ISA amx
 #elif defined(__AVX512BF16__)
 #define AURA_ISA avx512bf16
