@@ -34,7 +34,6 @@ from aura.signals import die_with_parent
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
-THREADS_SECONDS = 0.1  # for gloo's threads to let go of their last work
 # Of the arguments, what all processes must have been started with: the model, its steps, and when they talk. Not those
 # that name files, which lie elsewhere on another machine.
 SAME_EVERYWHERE = (
@@ -285,15 +284,26 @@ class Session:
         devices = [self.device.index] if self.device.type == "cuda" else None
         by_rows = self.by_rows(module)
         apart = set(map(id, by_rows))  # torch.compile's module calls them by other names
-        parallel = torch.nn.parallel.DistributedDataParallel
-        parallel._set_params_and_buffers_to_ignore_for_model(
+        _Parallel._set_params_and_buffers_to_ignore_for_model(
             module, [name for name, parameter in module.named_parameters() if id(parameter) in apart])
         for parameter in by_rows:
             c10d.broadcast(parameter.detach(), src=0)
-        wrapped = parallel(module, device_ids=devices, gradient_as_bucket_view=True)
+        wrapped = _Parallel(module, device_ids=devices, gradient_as_bucket_view=True)
         wrapped.broadcast_buffers = False  # no step changes one; it would be a wait for rank 0 inside every forward
         wrapped.by_rows = by_rows
         return wrapped
+
+
+class _Parallel(torch.nn.parallel.DistributedDataParallel):
+    """DistributedDataParallel that does not hang when it is freed after its group.
+
+    What the last backward sent is freed by gloo's threads, which need the GIL for it; whoever frees the group joins
+    those threads. The reducer does so with the GIL held, and both wait for ever; Python's own reference lets go of it
+    (https://github.com/pytorch/pytorch/issues/56297). So the reducer goes first, while self.process_group is there."""
+
+    def __del__(self):
+        for holder in ("logger", "reducer"):  # the logger has the reducer, too
+            vars(self).pop(holder, None)
 
 
 @dataclass(frozen=True)
@@ -354,9 +364,6 @@ def session(args, before_group=None):
         sharding.release(dist.mesh)
         if c10d.is_initialized():
             c10d.destroy_process_group()
-            # What the last backward sent is freed by gloo's threads, which need the GIL for it; whoever frees the group
-            # joins them and holds the GIL. So they get it once more, or both would wait for ever.
-            time.sleep(THREADS_SECONDS)
         if dist.store is not None and isinstance(problem := sys.exc_info()[1], Exception) \
                 and not isinstance(problem, RankTaken):
             _say_farewell(dist)

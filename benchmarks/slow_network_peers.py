@@ -121,6 +121,7 @@ def main():
     if name == OURS:
         ours(words)
     peer(name, int(every), words)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

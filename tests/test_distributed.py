@@ -422,6 +422,21 @@ name_threads()"""
         assert code == 0 and "gloo" in during and after == "vivos: []", output
 
 
+def test_a_model_that_outlives_its_group_is_freed(tmp_path):
+    """A thread of gloo's may still need the GIL for what it sent, and who frees the group waits for that thread."""
+    assert run(["-c", """import torch
+from torch import distributed as c10d
+from aura.distributed import Session
+
+for _ in range(300):
+    c10d.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
+    model = Session(store="una tienda").wrap(torch.nn.Linear(3, 3))
+    model(torch.ones(2, 3)).sum().backward()
+    c10d.destroy_process_group()
+    del model
+"""], tmp_path, limit=60) == (0, "")
+
+
 def test_a_failure_does_not_wait_for_a_collective_nobody_joins(tmp_path):
     path = program(tmp_path, """import time
 if not dist.main:
