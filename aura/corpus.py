@@ -52,6 +52,7 @@ class Damage:
     lines: int = 0
     bad: int = 0
     first: str = ""
+    file: Path | None = None  # of the first
     last: tuple | None = None  # (file, number) of the last bad line: one may be bad in more than one way
 
     def add(self, path, line, reason):
@@ -60,13 +61,15 @@ class Damage:
             return
         self.last = path, line
         self.bad += 1
-        self.first = self.first or f"{path}, línea {line}: {reason}"
+        if not self.first:
+            self.first, self.file = f"{path}, línea {line}: {reason}", path
 
     def check(self, path, ended=True):
         """Raise UserError when more than 1 % of the lines were bad or, where the file has not ended, when there are so
         many that they will hardly turn out to be few."""
         clump = 0 if ended else DAMAGE_CLUMP * math.sqrt(self.lines)
         if self.bad > DAMAGE_LIMIT * self.lines + clump:
+            path = self.file or path  # of a folder, this is another than the one where it became too much
             way_out = ("para que cada línea sea un objeto JSON con su texto en la clave «text»"
                        if _records(path) and not self.first.endswith(NOT_UTF8) else "o conviértalo a UTF-8")
             raise UserError(f"{self.bad} de {self.lines} líneas leídas están dañadas (la primera: {self.first}): más "

@@ -111,6 +111,14 @@ def test_more_than_one_percent_of_damage_is_an_error(tmp_path):
         documents(write(tmp_path / "d.jsonl", "\n".join(lines)))
 
 
+def test_the_file_to_mend_is_the_one_named_as_the_first(tmp_path):
+    """Of a folder, damage may become too much only in a later file."""
+    write(tmp_path / "a.txt", b"ca\xf1a\n" * 2)
+    write(tmp_path / "b.jsonl", "roto\n" * 20)
+    with pytest.raises(UserError, match=r"la primera: .*a\.txt, línea 1: .* corrija '.*a\.txt' o conviértalo a UTF-8$"):
+        documents(tmp_path)
+
+
 @pytest.mark.parametrize("ending", [b"\xff hola \xc3", b"\xff\xc3", b"{roto \xff", b'{"text": "a"}\xc3'])
 @pytest.mark.parametrize("name", ["d.txt", "d.jsonl"])
 def test_a_line_that_is_bad_in_more_than_one_way_is_one(tmp_path, name, ending):
