@@ -79,5 +79,8 @@ def read_output(path):
         description = json.loads(beside.read_text(encoding="utf-8"))
         return description["config"], state, tokenizers.load(path.with_name(description["tokenizer"]), "--checkpoint")
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"falta {beside.name!r} junto a {str(path)!r}, o está dañado: cópielo también, con el "
+        named = repr(beside.name)
+        if not beside.exists():  # the two scripts call it differently: which of them wrote the model is not known
+            named = f"{path.with_suffix('.json').name!r} (de train_tensordock.py, {named})"
+        raise UserError(f"falta {named} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem

@@ -391,6 +391,14 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
     assert not (tmp_path / "hf").exists()
 
 
+def test_a_model_moved_without_its_description_is_told_the_name_of_it(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    path.with_suffix(".json").unlink()
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    with pytest.raises(UserError, match=r"falta 'gpt\.json' \(de train_tensordock\.py, 'model_config\.json'\) junto a"):
+        generate.main()
+
+
 def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     with pytest.raises(UserError, match="'gguf'.*hf"):
