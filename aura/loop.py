@@ -136,16 +136,10 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             norm = norm.item() * policy.micro_tokens * share
             progress.step += 1
 
-            overflow = precision.scaler.is_enabled() and precision.scaler.get_scale() >= SMALLEST_LOSS_SCALE
-            trouble = ""
-            if not math.isfinite(loss) or (not math.isfinite(norm) and not overflow):
-                trouble = f"pérdida {loss:g}, gradiente {norm:g}"
-                precision.scaler.update()
-                if policy.nan_policy == "restart":
-                    sync.retreat()
-            else:
-                _apply(optimizer, precision.scaler, gradients, policy.micro_tokens * share, norm, policy.grad_clip)
-            optimizer.zero_grad(set_to_none=True)
+            trouble = _apply(optimizer, precision.scaler, gradients, policy.micro_tokens * share, loss, norm,
+                             policy.grad_clip)
+            if trouble and policy.nan_policy == "restart":
+                sync.retreat()
 
             last = progress.step == policy.max_steps
             ended = last or loader.epoch_ended
@@ -265,13 +259,21 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
     return loss_sum, count
 
 
-def _apply(optimizer, scaler, gradients, factor, norm, grad_clip):
-    """Step by the gradients times `factor`, whose norm is then `norm`, clipped to `grad_clip`, where 0 is no limit. One
-    that is not finite, which fp16's scale explains, is left to the scaler."""
-    clip = min(1.0, grad_clip / (norm + 1e-6)) if grad_clip else 1.0
-    torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
-    scaler.step(optimizer)
+def _apply(optimizer, scaler, gradients, factor, loss, norm, grad_clip):
+    """Step by the gradients times `factor`, whose norm is then `norm`, clipped to `grad_clip`, where 0 is no limit, and
+    free them. Returns "", or what was not finite and so made no step; a norm that fp16's scale explains is left to the
+    scaler."""
+    overflow = scaler.is_enabled() and scaler.get_scale() >= SMALLEST_LOSS_SCALE
+    trouble = ""
+    if math.isfinite(loss) and (math.isfinite(norm) or overflow):
+        clip = min(1.0, grad_clip / (norm + 1e-6)) if grad_clip else 1.0
+        torch._foreach_mul_(gradients, factor * clip if math.isfinite(norm) else 1.0)
+        scaler.step(optimizer)
+    else:
+        trouble = f"pérdida {loss:g}, gradiente {norm:g}"
     scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return trouble
 
 
 def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):
