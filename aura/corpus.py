@@ -71,7 +71,8 @@ class Damage:
         if self.bad > DAMAGE_LIMIT * self.lines + clump:
             path = self.file or path  # of a folder, this is another than the one where it became too much
             way_out = ("para que cada línea sea un objeto JSON con su texto en la clave «text»"
-                       if _records(path) and not self.first.endswith(NOT_UTF8) else "o conviértalo a UTF-8")
+                       if _records(path) and not self.first.endswith(NOT_UTF8) else
+                       "o conviértalo a UTF-8, por ejemplo con iconv -f CP1252 -t UTF-8 si viene de Windows")
             raise UserError(f"{self.bad} de {self.lines} líneas leídas están dañadas (la primera: {self.first}): más "
                             f"del 1 %; corrija {str(path)!r} {way_out}")
 

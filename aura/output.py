@@ -53,6 +53,17 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
 
 
+def other_run(args):
+    """--checkpoint-dir of the run that wrote the model at --output, or None where that is the run of these arguments or
+    there is no such model."""
+    try:
+        description = json.loads(Path(args.output).with_suffix(".json").read_text(encoding="utf-8"))
+        theirs = Path(description["arguments"]["checkpoint_dir"])
+    except (OSError, ValueError, KeyError, TypeError):  # nothing that a run has written
+        return None
+    return theirs if Path(args.output).exists() and theirs.resolve() != Path(args.checkpoint_dir).resolve() else None
+
+
 def read_output(path):
     """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
     path = Path(path)

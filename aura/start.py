@@ -16,7 +16,7 @@ from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
 from aura.files import hold, require_writable_directory
-from aura.output import plain_arguments, versions
+from aura.output import other_run, plain_arguments, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 
@@ -47,6 +47,9 @@ def _check_places(args, dist, folder):
                         "perdería: indique otro")
     if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
         raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
+    if dist.main and not folder and (other := other_run(args)):
+        dist.print(f"Aviso: --output {args.output!r} tiene el modelo de otra ejecución, la de --checkpoint-dir "
+                   f"{str(other)!r}, y el de esta lo reemplazará: para conservar los dos, indique otro --output.")
 
 
 def tune_allocator(device):

@@ -130,6 +130,22 @@ def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, 
         start._check_places(args, Session(rank=1), folder=False)  # rank 0 would hold the folder
 
 
+def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "hold", lambda *_: None)  # until this process ends
+    (tmp_path / "m.pth").write_bytes(b"")
+    args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output="m.pth", resume="auto")
+    description, run = tmp_path / "m.json", '{"arguments": {"checkpoint_dir": "%s"}}'
+    for text, told in ((run % "./a", True), (run % "a/../c", False), ('{"arguments": []}', False), ("", False)):
+        description.write_text(text)
+        start._check_places(args, Session(), folder=False)
+        assert ("--checkpoint-dir 'a'" in capsys.readouterr().out) == told
+    description.write_text(run % "a")
+    (tmp_path / "m.pth").unlink()
+    start._check_places(args, Session(), folder=False)
+    assert not capsys.readouterr().out
+
+
 def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     keeper = checkpoint.Checkpointer(tmp_path, Session())
     module, optimizer = torch.nn.Linear(1, 1), SimpleNamespace(param_groups=[])
