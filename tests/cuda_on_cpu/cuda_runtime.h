@@ -117,6 +117,9 @@ void wait_for_multiplications(int pending);
 uint32_t shared_address(const void* pointer);
 const unsigned char* shared_pointer(uint32_t address, uint32_t bytes, const char* what);
 uint32_t descriptor_stride(int bytes);
+// What ldmatrix reads at once, eight rows of 16 bytes, must lie in all the banks: no error on a card, but it takes twice
+// to eight times as long.
+void require_all_banks(const Brought<const unsigned char*>& rows, int first, const char* what);
 
 // Whether no assertion has failed. One that fails ends the launch.
 bool run(dim3 grid, dim3 block, size_t shared, void (*kernel)(void*), void* arguments);

@@ -218,6 +218,12 @@ void fail_assertion(const char* condition) {
   std::abort();  // nobody resumes this fiber
 }
 
+void require_all_banks(const Brought<const unsigned char*>& rows, int first, const char* what) {
+  unsigned banks = 0;
+  for (int row = first; row < first + 8; ++row) banks |= 1u << (rows[row] - block->shared) / 16 % 8;
+  if (banks != 0xff) fail(std::string(what) + ": rows of a matrix lie in the same banks");
+}
+
 void copy_later(void* to, const void* from, int bytes, int size) {
   if (reinterpret_cast<uintptr_t>(to) % size || (bytes && reinterpret_cast<uintptr_t>(from) % size)) {
     fail("cp.async: an address is not aligned to the bytes of the copy");

@@ -76,6 +76,7 @@ inline void load(uint32_t (&r)[4], uint32_t row, bool transposed, const char* na
   const auto rows = emulated::exchange(~0u, name, emulated::shared_pointer(row, 16, name));
   const int lane = emulated::thread().lane, first = lane / 4, second = 2 * (lane % 4);
   for (int m = 0; m < 4; ++m) {
+    emulated::require_all_banks(rows, 8 * m, name);
     const uint32_t low = transposed ? at(rows[8 * m + second], first) : at(rows[8 * m + first], second);
     const uint32_t high = transposed ? at(rows[8 * m + second + 1], first) : at(rows[8 * m + first], second + 1);
     r[m] = low | high << 16;
