@@ -57,6 +57,8 @@ def shard(module, optimizer, dist, dtype=None):
         for part in block.children():
             if any(parameter.dim() >= 2 for parameter in part.parameters()):
                 fully_shard(part, mesh=mesh, mp_policy=cast)
+                if torch.__version__ < (2, 11):
+                    part.register_forward_pre_hook(_unshard)
     # By default a root keeps its weights until the next backward: after an evaluation they would be out of date.
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
     module.to_empty(device=dist.device)
@@ -67,6 +69,13 @@ def shard(module, optimizer, dist, dtype=None):
     parameters = dict(module.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parameters[name] for name in group["params"]]
+
+
+def _unshard(part, _):
+    """A forward pre-hook that gathers `part`, as torch does from 2.11 on. Where a block is computed again, 2.10 leaves
+    that to the backward of its output: too late for one that is used several times, as the backward of its last use
+    has given the weights back."""
+    part.unshard()
 
 
 def release(mesh):
