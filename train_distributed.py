@@ -14,8 +14,6 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from aura import (
     cli,
     distributed,
@@ -96,7 +94,8 @@ def read_task(args, dist):
         dist.print(f"Aviso: {line}")
     if validation is None:
         train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED, problems)
-    train, validation = some(train, args.max_train_examples), some(validation, args.max_val_examples)
+    train, validation = (squad.some(examples, limit, CHOICE_SEED) for examples, limit in (
+        (train, args.max_train_examples), (validation, args.max_val_examples)))
     if not train or not validation:
         raise UserError(f"--dataset {args.dataset!r}: quedan {len(train)} preguntas para entrenar y {len(validation)} "
                         "para validar; hacen falta de ambas")
@@ -106,18 +105,12 @@ def read_task(args, dist):
     windows = [squad.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
                for examples in (train, validation)]
     dist.print(f"Datos: {len(train)} preguntas para entrenar, en {len(windows[0])} ventanas, y {len(validation)} para "
-               f"validar, en {len(windows[1])}; de {np.mean(windows[0].lengths):.0f} tokens de media, "
+               f"validar, en {len(windows[1])}; de {windows[0].lengths.mean():.0f} tokens de media, "
                f"{windows[0].lengths.max()} como mucho.")
     digest = hashlib.sha256(b"".join(part.tobytes() for part in (windows[0].ids, windows[0].start, windows[1].ids)))
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
     return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.strip_accents, tokenizer.pad_id,
                          Path(args.dataset).name, digest.hexdigest(), len(train), *windows, module, validation)
-
-
-def some(examples, limit):
-    """`limit` of the examples, chosen by chance, in their order; all of them for 0."""
-    chosen = np.random.RandomState(CHOICE_SEED).permutation(len(examples))[:limit or None]
-    return [examples[number] for number in np.sort(chosen)]
 
 
 def read_model(args, train, dist):

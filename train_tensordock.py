@@ -16,8 +16,6 @@ import dataclasses
 import functools
 from pathlib import Path
 
-import torch
-
 from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, recall, start, tokenizer
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
@@ -292,8 +290,7 @@ def run_within_memory(args, dist, data, config):
                                 "--auto_oom para que lo haga esta orden")
         dist.print(f"La memoria no basta con {used}: se sigue con {way_out}, el mismo lote efectivo.")
         args.batch_size, args.grad_accum = smaller[0], total // smaller[0]
-        if dist.device.type == "cuda":
-            torch.cuda.empty_cache()
+        backend.release_memory(dist.device)
 
 
 def main():

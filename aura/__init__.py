@@ -9,12 +9,21 @@ __version__ = "0.1.0"
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _interrupted(kind, problem, trace, others=sys.excepthook):
-    """sys.excepthook, with one line for a Ctrl+C before cli.run() can hear it: to import torch takes seconds."""
+# What a Python without this project's environment lacks: to forget to activate it is the first mistake there is.
+_REQUIRED = ("torch", "numpy", "sentencepiece", "safetensors", "tqdm")
+
+
+def _in_one_line(kind, problem, trace, others=sys.excepthook):
+    """sys.excepthook, with one line for what happens before cli.run() can hear it: a Ctrl+C, as to import torch takes
+    seconds, and an import that finds nothing."""
     if issubclass(kind, KeyboardInterrupt):
         print("Interrumpido.", file=sys.stderr)
+    elif issubclass(kind, ModuleNotFoundError) and problem.name in _REQUIRED:
+        print(f"error: a este Python ({sys.executable}) le falta {problem.name}: active el entorno (source "
+              ".venv/bin/activate) o instale en él los requisitos (pip install -r requirements.txt)", file=sys.stderr)
+        sys.exit(2)  # Python leaves with it: aura.errors.EXIT_BAD_INPUT, which a hook should not import
     else:
         others(kind, problem, trace)
 
 
-sys.excepthook = _interrupted
+sys.excepthook = _in_one_line

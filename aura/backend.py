@@ -42,6 +42,12 @@ def out_of_memory(problem):
     return None
 
 
+def release_memory(device):
+    """Give the card back what a failed attempt left in torch's cache."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def limit_threads():
     """Compute on no more threads than can be kept busy (cgroup.cores): torch takes one for each core of the machine,
     and in a container with less processor time they would wait for each other. OMP_NUM_THREADS has the last word."""

@@ -155,6 +155,12 @@ def split(examples, validation, seed=0, problems=None):
     return _trainable(train), [example for example in examples if example.context in chosen]
 
 
+def some(examples, limit, seed=0):
+    """`limit` of the examples, chosen by chance, in their order; all of them for 0."""
+    chosen = np.random.RandomState(seed).permutation(len(examples))[:limit or None]
+    return [examples[number] for number in np.sort(chosen)]
+
+
 def _trainable(examples, source="los datos"):
     usable = [example for example in examples if example.place()]
     if not usable:

@@ -168,7 +168,7 @@ def questions(args):
     """(training, validation examples) as our script chooses them."""
     train, _, _ = squad.open_data(args.dataset)
     train, validation = squad.split(train, args.validation, train_distributed.CHOICE_SEED)
-    return train_distributed.some(train, args.train), train_distributed.some(validation, args.validation)
+    return squad.some(train, args.train), squad.some(validation, args.validation)
 
 
 def start_from(args, seed, folder):

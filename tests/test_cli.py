@@ -123,6 +123,19 @@ def test_a_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
     assert code == 1 and "Traceback" in output and "ZeroDivisionError" in output
 
 
+@pytest.mark.parametrize("words", [
+    ["train_gpt2_spanish.py"], ["train_tensordock.py"], ["train_distributed.py"], ["hrm_training_small_100m.py"],
+    ["hrm_training_large_1b.py"], ["test_ddp.py"], ["-m", "aura.generate"], ["-m", "aura.export"],
+    ["-m", "aura.compare"], ["-m", "aura.ops"]], ids=lambda words: words[-1])
+def test_a_python_outside_the_environment_is_one_line(words):
+    """-S takes site-packages away: what a newcomer sees who forgot to activate .venv."""
+    code, output = run(["-S", *words], ROOT, fresh=True)
+    assert (code, output.count("\n")) == (2, 1) and output.startswith("error: a este Python ("), output
+    assert ".venv/bin/activate" in output and "pip install -r requirements.txt" in output
+    code, output = run(["-S", "-c", "import aura, nada_de_esto"], ROOT, fresh=True)
+    assert code == 1 and "ModuleNotFoundError: No module named 'nada_de_esto'" in output
+
+
 @pytest.mark.parametrize("spoken, variables", [
     (True, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0"}),  # the first of the second machine
     (False, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1"}),
