@@ -16,7 +16,21 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from aura import backend, cli, corpus, dataset, distributed, ops, optim, plan, pretrain, recall, start, tokenizer
+from aura import (
+    backend,
+    cli,
+    corpus,
+    dataset,
+    distributed,
+    ops,
+    optim,
+    plan,
+    pretrain,
+    recall,
+    report,
+    start,
+    tokenizer,
+)
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
 from aura.files import explain
@@ -223,6 +237,8 @@ def show_plan(args, job, card, tokens, counted, note):
     for line in plan.lines(job, card.memory, steps=steps, steps_per_epoch=per_epoch, peak_flops=card.flops,
                            target_hours=args.target_hours, presets=presets):
         note(line)
+    if args.gpu and (names := report.cards_like(args.gpu)):
+        note(f"--gpu {args.gpu!r}: si es {' o '.join(map(repr, names))}, escriba ese nombre y el plan dirá el tiempo.")
     if plan.peak(job) > card.memory:
         raise UserError(f"el modelo no cabe en {card.name} ({card.memory / 1e9:.1f} GB): "
                         f"{plan.alternatives(job, card.memory, presets)[1]}")

@@ -35,6 +35,12 @@ def peak_flops(device_name, dtype):
     return PEAK_FLOPS.get(device_name) if dtype in ("bf16", "fp16") else None
 
 
+def cards_like(text):
+    """Names of the known cards that `text` may mean, as 'A100' does; none where it is such a name itself."""
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return [] if text in PEAK_FLOPS else [name for name in PEAK_FLOPS if all(word in name.lower() for word in words)]
+
+
 class Reporter:
     """Shows and stores the progress of a run. Only rank 0 does anything; the others may call it all the same.
 

@@ -246,6 +246,15 @@ def test_no_more_threads_than_cores_that_it_may_use(dry_run, monkeypatch):
     assert dry_run("--dataset_path", "muestra", "--gpu_gb", 8)[0] == 0 and asked == [cgroup.cores()]
 
 
+@pytest.mark.parametrize("typed, meant", [
+    ("A100 80GB", "'NVIDIA A100-SXM4-80GB' o 'NVIDIA A100 80GB PCIe'"), ("rtx 4090", "'NVIDIA GeForce RTX 4090'"),
+    ("NVIDIA L4", None), ("NVIDIA B200", None)])
+def test_half_a_name_of_a_card_is_told_the_whole_one(dry_run, typed, meant):
+    code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", 80, "--gpu", typed, "--model_preset", "aura-8gb")
+    told = f"--gpu {typed!r}: si es {meant}, escriba ese nombre y el plan dirá el tiempo." if meant else "escriba ese"
+    assert code == 0 and (told in output) == bool(meant)
+
+
 def test_where_nothing_fits_auto_does_not_say_that_it_does(dry_run):
     error, output = dry_run("--dataset_path", "muestra", "--gpu_gb", 0.3)
     assert error.startswith("el modelo no cabe") and "Preset: aura-cpu, el menor: ninguno cabe en " in output
