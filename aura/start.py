@@ -124,8 +124,8 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     _require_same(state, checkpointer.last, checkpointer.constants)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
-        raise UserError(f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): indique "
-                        "aquellos, o empiece de cero en otra carpeta")
+        raise agreed(UserError, f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): "
+                     "indique aquellos, o empiece de cero en otra carpeta")
     checkpointer.branch_off()
     checkpointer.begin(asked)
     progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
@@ -174,23 +174,24 @@ def _about(config, vocabulary):
 
 
 def _require_same(state, path, constants):
+    """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
+    has rank 0's, so all of them find it and one tells."""
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     try:
         theirs, ours = state["config"], constants["config"]
         if theirs.keys() != ours.keys():
-            raise UserError(f"{path} es de otro de los scripts, o de otra versión de este "
-                            f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
-                            "--checkpoint-dir")
+            raise agreed(UserError, f"{path} es de otro de los scripts, o de otra versión de este "
+                         f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
+                         "--checkpoint-dir")
         differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
                      if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
         if differing:
-            raise UserError(f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
+            raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
         theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
         if not tokenizers.same_pieces(theirs, ours):
-            raise UserError(f"{path} se entrenó con otro tokenizador; {way_out}")
+            raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
     except KeyError as problem:
-        raise UserError(f"{path} no es un punto de control de este proyecto (le falta {problem})"
-                        ) from problem
+        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem})") from problem
 
 
 def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, unit="tokens"):
