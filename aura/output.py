@@ -1,5 +1,7 @@
 """The model that a run hands over: its weights and, beside them, what another program needs to use them."""
 
+import contextlib
+import hashlib
 import json
 import platform
 import sys
@@ -88,10 +90,20 @@ def read_output(path):
         beside = path.with_name("model_config.json")
     try:
         description = json.loads(beside.read_text(encoding="utf-8"))
-        return description["config"], state, tokenizers.load(path.with_name(description["tokenizer"]), "--checkpoint")
+        config, vocabulary = description["config"], path.with_name(description["tokenizer"])
+        known = description.get("tokenizer_sha256")
     except (OSError, ValueError, KeyError, TypeError) as problem:
         named = repr(beside.name)
         if not beside.exists():  # the two scripts call it differently: which of them wrote the model is not known
             named = f"{path.with_suffix('.json').name!r} (de train_tensordock.py, {named})"
         raise UserError(f"falta {named} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem
+    # Another model's pieces would make nonsense of the text. What load() advises, to name another, cannot be done here.
+    why, tokenizer = "no está" if not vocabulary.exists() else "no es el suyo, o está dañado", None
+    with contextlib.suppress(OSError, UserError):
+        if known in (None, hashlib.sha256(vocabulary.read_bytes()).hexdigest()):
+            tokenizer = tokenizers.load(vocabulary)
+    if tokenizer is None:
+        raise UserError(f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}: cópielo a su lado "
+                        "desde donde se entrenó")
+    return config, state, tokenizer

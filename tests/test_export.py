@@ -215,7 +215,8 @@ def save(model, tokenizer, path, dtype=torch.float32):
     checkpoint.save_file(path, weights)
     name = f"{path.stem}.{tokenizer.file_name}"
     (path.parent / name).write_bytes(tokenizer.model)
-    path.with_suffix(".json").write_text(json.dumps({"config": config, "tokenizer": name}))
+    path.with_suffix(".json").write_text(json.dumps({"config": config, "tokenizer": name,
+                                                    "tokenizer_sha256": tokenizer.sha256}))
     return path
 
 
@@ -396,6 +397,18 @@ def test_a_model_moved_without_its_description_is_told_the_name_of_it(model, tok
     path.with_suffix(".json").unlink()
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
     with pytest.raises(UserError, match=r"falta 'gpt\.json' \(de train_tensordock\.py, 'model_config\.json'\) junto a"):
+        generate.main()
+
+
+@pytest.mark.parametrize("damage, why", [
+    (lambda path: path.unlink(), "no está"), (lambda path: path.write_bytes(b""), "no es el suyo, o está dañado"),
+    (lambda path: path.write_bytes(path.read_bytes() + b"\x18\x00"), "no es el suyo, o está dañado")])
+def test_a_model_beside_another_tokenizer_writes_nothing(model, tokenizer, tmp_path, monkeypatch, damage, why):
+    """The last one still loads, as that of another training does: the text would be nonsense."""
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    damage(path.with_suffix(".tokenizer.model"))
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    with pytest.raises(UserError, match=f"su tokenizador, 'gpt.tokenizer.model', {why}: cópielo a su lado"):
         generate.main()
 
 
