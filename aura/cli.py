@@ -150,7 +150,7 @@ def _dashed(word):
 
 def _translate(message):
     """Spanish for what argparse itself finds wrong."""
-    head, _, _ = message.removeprefix("argument ").partition(": ")
+    head = message.removeprefix("argument ").partition(": ")[0].rpartition("/")[2]  # of several names, the guide's
     if "expected one argument" in message or "expected at least one argument" in message:
         return f"falta el valor de {head}"
     if message.startswith("the following arguments are required: "):

@@ -94,6 +94,11 @@ def test_a_checkpoint_that_is_not_there_is_told_first_and_by_the_name_of_the_gui
         assert output.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_value_is_told_with_the_name_that_the_guide_gives(tmp_path):
+    assert run([ROOT / "hrm_training_small_100m.py", "--dataset"], tmp_path) == (
+        2, "error: falta el valor de --dataset\n")
+
+
 def test_run_turns_exceptions_into_codes(tmp_path):
     path = tmp_path / "fails.py"
     path.write_text("""from aura import cli
