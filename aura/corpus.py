@@ -220,9 +220,10 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
 
 
 def find(name, named):
-    """(path_called(), match of HUB_NAME or None): a slip in a path must not wait for the Hub."""
+    """(path_called(), match of HUB_NAME or None): a slip in a path, in its folder too, must not wait for the Hub."""
     path = path_called(name, named)
-    return path, None if path.parent.is_dir() else HUB_NAME.fullmatch(name)
+    meant = path.parent.is_dir() or path.suffix.lower() in (".txt", ".jsonl", ".json", ".gz")
+    return path, None if meant else HUB_NAME.fullmatch(name)
 
 
 def _state_of(files):
