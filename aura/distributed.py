@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -30,6 +31,7 @@ from aura.backend import within
 from aura.errors import PeerLost, UserError, agreed, first_line
 from aura.files import explain
 from aura.launch import LISTENED
+from aura.processes import start_of
 from aura.signals import die_with_parent
 
 POLL_SECONDS = 0.2
@@ -67,6 +69,7 @@ class Session:
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
     turns: int = 0  # of run_on_main
+    first: int | None = None  # a descriptor of rank 0's process, where that is another of this machine (see _watch)
     broken: bool = False  # peer_lost() was called: no collective will ever end again
     mesh: object = None  # the group as shards know it
     launch: str = field(default_factory=lambda: os.environ.get(LISTENED) or uuid.uuid4().hex)
@@ -186,13 +189,25 @@ class Session:
             self.store.set(key, json.dumps({"result": result}))
             return result
         while not self._stored(key):
-            if (told := self.failure()) and not self._stored(key):
+            gone = self._first_gone()  # asked first: what it said before it went is there by now
+            told = self.failure() or (gone and (0, "ha muerto sin decir por qué (si no lo mató usted, pudo faltar "
+                                                   "memoria: dmesg lo dice)"))
+            if told and not self._stored(key):
                 raise self._left(told)
             time.sleep(POLL_SECONDS)
         answer = json.loads(self.store.get(key))
         if "error" in answer:
             raise agreed(UserError, f"el rango 0 se ha detenido: {answer['error']}")
         return answer["result"]
+
+    def _first_gone(self):
+        """Whether rank 0's process has ended, as far as this machine can tell. Killed, it says nothing, and torchrun's
+        store, which outlives it, knows of no end."""
+        if self.first is None:
+            return False
+        poll = select.poll()
+        poll.register(self.first, select.POLLIN)
+        return bool(poll.poll(0))
 
     def made_on_main(self, work):
         """What `work()` makes, of whatever type, on rank 0, which alone runs it as run_on_main does; None on the
@@ -355,6 +370,7 @@ def session(args, before_group=None):
                 _require_same(peers)
                 _warn_of_other_code(dist, peers)
             _settle(dist, place, peers)
+            _watch(dist, peers)
             if before_group is None or before_group(dist, place, peers):
                 dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
                 _start_group(dist, place, peers, args.backend)
@@ -367,6 +383,8 @@ def session(args, before_group=None):
         if dist.store is not None and isinstance(problem := sys.exc_info()[1], Exception) \
                 and not isinstance(problem, RankTaken):
             _say_farewell(dist)
+        if dist.first is not None:
+            os.close(dist.first)
         os.environ.clear()
         os.environ.update(before)
 
@@ -445,12 +463,13 @@ class RankTaken(UserError):
 
 
 def _join(place, dist, args):
-    """Say who we are, wait for the others; returns {rank: {"host", "address", "node", "world_size", "arguments",
-    "code"}} of those that came in time, and at once when one of them counts on another number of processes. Raises
-    RankTaken where the same order was typed twice."""
+    """Say who we are, wait for the others; returns {rank: {"host", "address", "pid", "start", "node", "world_size",
+    "arguments", "code"}} of those that came in time, and at once when one of them counts on another number of
+    processes. Raises RankTaken where the same order was typed twice."""
     address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
     own, key = uuid.uuid4().hex, f"joined/{place.rank}"
     mine = json.dumps({"process": own, "host": socket.gethostname(), "address": address,
+                       "pid": os.getpid(), "start": start_of(os.getpid()),
                        "node": os.environ.get("SLURMD_NODENAME"), "world_size": place.world_size,
                        "arguments": _compared(args), "code": sources.fingerprint()})
     patience = waiting.Patience(dist.print)
@@ -548,6 +567,20 @@ def _settle(dist, place, peers):
         if name != "lo":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
     dist.device = backends.local_device(place.local_rank)
+
+
+def _watch(dist, peers):
+    """Open rank 0's process, where it is one beside us whose end Linux can tell: not a process that has its number in
+    another container or on another machine."""
+    first = peers.get(0, {})
+    if dist.main or not first.get("start") or first["address"] != peers[dist.rank]["address"] \
+            or not hasattr(os, "pidfd_open"):
+        return
+    with contextlib.suppress(OSError):
+        dist.first = os.pidfd_open(first["pid"])
+        if start_of(first["pid"]) != first["start"]:
+            os.close(dist.first)
+            dist.first = None
 
 
 def _start_group(dist, place, peers, wanted):

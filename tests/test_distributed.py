@@ -407,6 +407,17 @@ dist.run_on_main(lambda: time.sleep(100))
     assert code == 3 and len(said) == 1 and "no contesta el rango 0" in said[0], said
 
 
+def test_a_first_rank_that_is_killed_is_told_though_torchrun_keeps_the_store(tmp_path):
+    """Whose SIGTERM the others hold for the wish to stop in order, and whose SIGKILL comes 30 s later."""
+    body = """
+from aura.signals import orderly_stop
+with orderly_stop():
+    dist.run_on_main(lambda: os.kill(os.getpid(), 9))"""
+    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    code, output = run([*command, program(tmp_path, body)], tmp_path)
+    assert code == 1 and "error: otro proceso se ha detenido: rango 0: ha muerto sin decir por qué" in output, output
+
+
 def test_no_thread_of_the_group_outlives_a_run(tmp_path):
     names = """import atexit, pathlib
 def name_threads():
