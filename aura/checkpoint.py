@@ -11,6 +11,7 @@ lost does another write it, on its own disk, and the next start finds it there.
 """
 
 import contextlib
+import errno
 import os
 import pickle
 import re
@@ -33,6 +34,7 @@ from aura.sharding import whole
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 ORIGIN = ".origen"
 LAUNCH = ".arranque"
+UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)  # what says nothing about the file itself
 ENCRYPTED = 1  # of a record's flags (APPNOTE 6.3.10, 4.4.4)
 
 
@@ -66,7 +68,8 @@ def damage(path):
     """None when every record of the archive is whole and torch finds it, else a Spanish phrase that says what is wrong.
 
     A record's CRC does not cover what the archive's directory says of it, and torch reads that in its own way: one that
-    is marked as a folder, or as packed, gives other values. Raises UserError where there is no memory to tell.
+    is marked as a folder, or as packed, gives other values. Raises UserError where there is no memory to tell, or no
+    permission: a run must not begin anew for that.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -78,6 +81,9 @@ def damage(path):
     except pickle.UnpicklingError:  # whole, and not ours: for read() to say
         return None
     except OSError as problem:
+        if problem.errno in UNREAD:
+            raise UserError(f"{str(path)!r} no se puede leer ({explain(problem)}), y puede estar entero: corríjalo, o "
+                            "apártelo de ahí para seguir sin él") from problem
         return explain(problem)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError,
             MemoryError) as problem:  # they say why in English

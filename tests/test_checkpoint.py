@@ -1,10 +1,12 @@
 """Checkpoints: whole or not there, verified, rotated, found again."""
 
+import errno
 import os
 import signal
 import sys
 import threading
 import time
+import zipfile
 
 import pytest
 import torch
@@ -103,6 +105,21 @@ def test_no_memory_to_read_a_checkpoint_does_not_make_it_a_damaged_one(tmp_path,
 
     monkeypatch.setattr(torch, "load", full)
     with pytest.raises(UserError, match=r"ckpt-00000005\.pt.*no basta la memoria"):
+        checkpoint.newest_good(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, number):
+    saved(tmp_path, 5, 10)
+    real = zipfile.ZipFile
+
+    def refused(path):
+        if path.name == "ckpt-00000010.pt":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(zipfile, "ZipFile", refused)
+    with pytest.raises(UserError, match=r"ckpt-00000010\.pt' no se puede leer \((permiso denegado|este proceso)"):
         checkpoint.newest_good(tmp_path)
 
 
