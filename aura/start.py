@@ -21,6 +21,12 @@ from aura.output import other_run, plain_arguments, versions
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 
 
+# Arguments in which a resumed run may differ from what it was, and then learns otherwise: what is asked for now holds,
+# and who has forgotten an option is to see it.
+RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
+          "dropout", "ema", "precision")
+
+
 def check_places(args, dist, folder=False):
     """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
     tables, before anything else is done; on all ranks. folder: --output is one. Raises UserError."""
@@ -132,12 +138,17 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     if asked != "auto" and synced and synced.origin:  # what others hold of the way that was left is not this run's
         synced.origin = sync.name_run(dist)
     checkpointer.sign(synced and synced.origin)
+    before = state.get("arguments", {})
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
-    elif (seed := state.get("arguments", {}).get("seed")) is not None and seed != args.seed:
+    elif (seed := before.get("seed")) is not None and seed != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
+    changed = [f"--{name.replace('_', '-')} {getattr(args, name)} (antes {before[name]})" for name in RECIPE
+               if name in before and before[name] != getattr(args, name)]
+    if changed:
+        dist.print(f"Vale lo que se pide ahora, que no es lo de antes: {', '.join(changed)}.")
     if synced and synced.setting and "own" not in state:
         dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
                    "que guardó alguno.")

@@ -67,6 +67,8 @@ def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book
         code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options)
         assert code == 0, output
         assert ("sigue siendo el de --seed 1234," in output) == ("--seed" in options)
+        assert ("ahora, que no es lo de antes: --beta2 0.5 (antes 0.99).\n" in output) == bool(options), output
+        assert ("no es lo de antes" in output) == bool(options)
         groups = weights(tmp_path / "checkpoints" / f"ckpt-{step:08d}.pt")["optimizer"]["param_groups"]
         assert [tuple(group["betas"]) for group in groups] == [(0.9, expected)] * 2
 
