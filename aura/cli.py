@@ -193,6 +193,8 @@ def run(main):
         take_back()
         _last_words(f"error: {problem.filename!r}: {explain(problem)}; corrija la ruta o los permisos de sus carpetas")
         _leave_now(EXIT_BAD_INPUT)
+    for number in ORDERLY:  # done is done: a signal would cut the interpreter's good-bye short, with another code
+        signal.signal(number, signal.SIG_IGN)
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()

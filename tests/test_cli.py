@@ -141,6 +141,15 @@ def test_a_python_outside_the_environment_is_one_line(words):
     assert code == 1 and "ModuleNotFoundError: No module named 'nada_de_esto'" in output
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_while_the_interpreter_leaves_changes_nothing(tmp_path, name):
+    program = f"""import atexit, signal
+from aura import cli
+atexit.register(lambda: signal.raise_signal(signal.{name}))
+cli.run(lambda: print("hecho") or 0)"""
+    assert run(["-c", program], tmp_path) == (0, "hecho\n")
+
+
 @pytest.mark.parametrize("spoken, variables", [
     (True, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0"}),  # the first of the second machine
     (False, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1"}),
