@@ -19,8 +19,6 @@ from aura.files import hold, require_writable_directory
 from aura.output import other_run, plain_arguments, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
-
-
 # Arguments in which a resumed run may differ from what it was, and then learns otherwise: what is asked for now holds,
 # and who has forgotten an option is to see it.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
@@ -145,8 +143,9 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
-    changed = [f"--{name.replace('_', '-')} {getattr(args, name)} (antes {before[name]})" for name in RECIPE
-               if name in before and before[name] != getattr(args, name)]
+    now = vars(args)
+    changed = [f"--{name.replace('_', '-')} {now[name]} (antes {before[name]})" for name in RECIPE
+               if name in before and name in now and before[name] != now[name]]
     if changed:
         dist.print(f"Vale lo que se pide ahora, que no es lo de antes: {', '.join(changed)}.")
     if synced and synced.setting and "own" not in state:
