@@ -144,7 +144,6 @@ def answer_loss(model, batch):
 
 def train(args, dist, task, clock):
     """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code. clock: for loop.train."""
-    ops.use(args.attention, dist.device)
     precision = start.agree_precision(args, dist)
     start.require_memory(args, task.config, dist,
                          "elija un --model menor, o reparta el modelo con --strategy fsdp")
@@ -222,6 +221,7 @@ def main():
     with distributed.session(args) as dist:
         start.tune_allocator(dist.device)
         start.check_places(args, dist, folder=True)
+        start.require_means(args, dist)
         require_writable_directory(args.results_dir, "--results-dir")
         task = dist.made_on_main(lambda: read_task(args, dist))
         with heartbeat.beating(args.log_dir, dist) as clock:

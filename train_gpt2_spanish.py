@@ -12,7 +12,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 
 import dataclasses
 
-from aura import cli, distributed, ops, optim, pretrain, start
+from aura import cli, distributed, optim, pretrain, start
 from aura.errors import EXIT_OK
 from aura.models import gpt
 
@@ -79,6 +79,7 @@ def main():
         start.tune_allocator(dist.device)
         if not args.prepare:
             start.check_places(args, dist)
+            start.require_means(args, dist)
             # Too large with any vocabulary: said before the data, which decide on that, take their time.
             start.require_memory(args, dataclasses.replace(config, vocab_size=0), dist, pretrain.SMALLER)
         data = pretrain.load_data(args, dist, config)
@@ -87,7 +88,6 @@ def main():
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         start.require_memory(args, config, dist, pretrain.SMALLER)
-        ops.use(args.attention, dist.device)
         model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 

@@ -16,21 +16,7 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from aura import (
-    backend,
-    cli,
-    corpus,
-    dataset,
-    distributed,
-    ops,
-    optim,
-    plan,
-    pretrain,
-    recall,
-    report,
-    start,
-    tokenizer,
-)
+from aura import backend, cli, corpus, dataset, distributed, optim, plan, pretrain, recall, report, start, tokenizer
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
 from aura.files import explain
@@ -335,6 +321,9 @@ def main():
     if args.dry_run:
         return EXIT_OK
     start.check_places(args, dist)
+    if not args.prepare:
+        start.require_means(args, dist)
+        optim.require(args.optimizer, dist.device)
     start.tune_allocator(dist.device)
     data = data or pretrain.load_data(args, dist, config)
     if args.prepare:
@@ -347,7 +336,6 @@ def main():
     except OSError as problem:
         raise UserError(f"--output_dir {args.output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "
                         "haga sitio o indique otra carpeta") from problem
-    ops.use(args.attention, dist.device)
     return run_within_memory(args, dist, data, dataclasses.replace(config, vocab_size=data.vocab_size))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aura import cli, corpus, distributed, ops, optim, pretrain, scaling, start, stream
+from aura import cli, corpus, distributed, optim, pretrain, scaling, start, stream
 from aura.errors import EXIT_OK, UserError
 from aura.models import hrm
 
@@ -195,6 +195,7 @@ def run(parser, presets):
         start.tune_allocator(dist.device)
         if not args.prepare:
             start.check_places(args, dist)
+            start.require_means(args, dist)
             # Too large with any vocabulary: said before the data, which decide on that, take their time.
             start.require_memory(args, dataclasses.replace(config, vocab_size=0), dist, pretrain.SMALLER)
         data = load_data(args, dist, config)
@@ -209,7 +210,6 @@ def run(parser, presets):
 def train(args, dist, data, config):
     """Build the model and train it; returns the exit code."""
     start.require_memory(args, config, dist, pretrain.SMALLER)
-    ops.use(args.attention, dist.device)
     model = dist.build(lambda: hrm.HRM(config), lambda model: model.init_weights(args.seed))
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)

@@ -1,5 +1,6 @@
 """Optimisers by name, parameter groups and learning-rate schedules."""
 
+import importlib
 import math
 
 import torch
@@ -21,6 +22,20 @@ def build(name, model, lr, weight_decay):
     return makers[name](model, lr, weight_decay)
 
 
+def require(name, device):
+    """Raise UserError where the optimiser `name` of NAMES cannot be had for weights on `device`."""
+    if name != "adamw8bit":
+        return
+    if device.type == "cpu":
+        raise UserError("--optimizer adamw8bit necesita una GPU de NVIDIA y aquí se entrena en la CPU: use adamw o "
+                        "adafactor")
+    try:
+        importlib.import_module("bitsandbytes.optim")
+    except ImportError as problem:
+        raise UserError("--optimizer adamw8bit necesita el paquete bitsandbytes: pip install bitsandbytes, o use "
+                        "--optimizer adafactor") from problem
+
+
 def _groups(model, weight_decay):
     """Decay for matrices; norms and biases are left alone."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -36,16 +51,11 @@ def adamw(model, lr, weight_decay, betas=BETAS):
 def adamw8bit(model, lr, weight_decay):
     """AdamW with both moments in 8 bits, quantised in blocks (Dettmers et al. 2022), about 2 bytes a parameter.
 
-    From the optional package bitsandbytes, whose kernels want a GPU. Raises UserError without the one or the other.
+    From the optional package bitsandbytes, whose kernels want a GPU. Raises UserError as require() does.
     """
-    if any(parameter.device.type == "cpu" for parameter in model.parameters()):
-        raise UserError("--optimizer adamw8bit necesita una GPU de NVIDIA y aquí se entrena en la CPU: use adamw o "
-                        "adafactor")
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as problem:
-        raise UserError("--optimizer adamw8bit necesita el paquete bitsandbytes: pip install bitsandbytes, o use "
-                        "--optimizer adafactor") from problem
+    require("adamw8bit", next(model.parameters()).device)
+    from bitsandbytes.optim import AdamW8bit
+
     return AdamW8bit(_groups(model, weight_decay), lr=lr, betas=BETAS, eps=1e-8)
 
 

@@ -36,9 +36,7 @@ def shard(module, optimizer, dist, dtype=None):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if dist.device.type == "cuda" and dist.backend != "nccl":
-        raise agreed(UserError, f"--fsdp con GPU necesita NCCL y este grupo usa {dist.backend}"
-                                 f"{f' ({dist.fallback})' if dist.fallback else ''}: arregle NCCL, o quite --fsdp")
+    require_nccl(dist)
     dist.mesh = mesh = dist.mesh or DeviceMesh.from_group(c10d.group.WORLD, dist.device.type)
     check_average(dist, mesh)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes in place
@@ -69,6 +67,13 @@ def shard(module, optimizer, dist, dtype=None):
     parameters = dict(module.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parameters[name] for name in group["params"]]
+
+
+def require_nccl(dist):
+    """Raise UserError where shards are to be exchanged between GPUs and not by NCCL."""
+    if dist.device.type == "cuda" and dist.backend != "nccl":
+        raise agreed(UserError, f"--fsdp con GPU necesita NCCL y este grupo usa {dist.backend}"
+                                 f"{f' ({dist.fallback})' if dist.fallback else ''}: arregle NCCL, o quite --fsdp")
 
 
 def _unshard(part, _):

@@ -78,10 +78,19 @@ def choose_precision(name, device):
     return loop.Precision(name, device)
 
 
+def require_means(args, dist):
+    """Choose what carries out the operations, and refuse what this process has no means for: now, and not once the data
+    have taken their time; on all ranks. Raises UserError."""
+    ops.use(args.attention, dist.device)
+    choose_precision(args.precision, dist.device)
+    if dist.sharded:
+        sharding.require_nccl(dist)
+
+
 def agree_precision(args, dist):
     """The Precision of every rank, to be called on all of them: as choose_precision() has it or, where 'auto' gives not
     all the same, what all of them can do, since gradients that are averaged must have been scaled alike. With diloco,
-    where none are, each has its own. Says where 'auto' is slower than need be. After ops.use()."""
+    where none are, each has its own. Says where 'auto' is slower than need be. After require_means()."""
     own = choose_precision(args.precision, dist.device)
     pairs = dist.device.type == "cpu" and ops.multiplies_bfloat16()
     names, all_pairs = zip(*dist.gather_objects((own.name, pairs)), strict=True)

@@ -432,6 +432,14 @@ def test_a_model_too_large_whatever_its_vocabulary_is_refused_before_the_data_ar
     assert len(output.splitlines()) == 1 and not list(tmp_path.iterdir()), output
 
 
+@pytest.mark.parametrize("script", ["train_gpt2_spanish.py", "hrm_training_small_100m.py", "train_distributed.py"])
+def test_kernels_that_cannot_be_had_are_refused_before_the_data_take_their_time(tmp_path, script):
+    data = "--dataset-name" if script == SCRIPT.name else "--dataset"
+    code, output = run([ROOT / script, data, "no_existe.txt", "--attention", "fused"], tmp_path, AURA_EXTENSION="off")
+    assert code == 2 and "--attention fused: " in output and len(output.splitlines()) == 1, output
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_name_of_the_model_ends_as_those_beside_it_expect(tmp_path):
     for name in ("m-0.1", "modelo.json"):
         code, output = train(tmp_path, "--output", name)

@@ -344,6 +344,13 @@ def test_a_checkpoint_of_another_script_is_refused(book, tmp_path, script, file)
     assert code == 2 and "es de otro de los scripts" in output and len(output.splitlines()) == 1, output
 
 
+def test_an_optimizer_that_cannot_be_had_is_refused_before_the_data_are_prepared(book, tmp_path):
+    words = ["--dataset_path", book, "--output_dir", "salida", "--model_preset", "aura-cpu", "--optimizer", "adamw8bit"]
+    code, output = run([SCRIPT, *words], tmp_path)
+    assert code == 2 and output.splitlines()[-1].startswith("error: --optimizer adamw8bit necesita una GPU"), output
+    assert not list(tmp_path.rglob("*.bin")) and "Entrenando el tokenizador" not in output
+
+
 def test_our_kernels_are_planned_where_they_are_asked_for(dry_run):
     """auto may leave the loss of a GPU, the largest of these moments, to torch."""
     def total(*words):
