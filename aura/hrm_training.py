@@ -104,8 +104,9 @@ def load_data(args, dist, config):
     args.stream = kind is not None
     if not args.stream:
         return pretrain.load_data(args, dist, config)
-    found = corpus.open_corpus(args.dataset_name, flag="--dataset")
-    if found.source["kind"] != kind:
+    missing = kind == "ficheros" and not corpus.path_called(args.dataset_name, "--dataset").exists()
+    found = None if missing else corpus.open_corpus(args.dataset_name, flag="--dataset")
+    if missing or found.source["kind"] != kind:
         raise UserError(f"--dataset {args.dataset_name!r}: está en la máquina del rango 0 y no en esta: cópielo aquí, "
                         "o use --no-stream, que lo prepara y lo envía")
     return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size, tokenizer_path=args.tokenizer,
