@@ -171,6 +171,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     options = {"vocab_size": vocab_size if tokenizer is None else tokenizer.vocab_size, "max_tokens": max_tokens,
                "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
     final = Path(data_dir) / corpus.name
+    remove_abandoned(data_dir)  # first: who is killed once the new is in place leaves the old, as large, beside it
     existing = _intact(final, options, corpus, note)
     if existing:
         note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
@@ -180,7 +181,6 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
             _write_back(existing)
         return existing
     require_writable_directory(data_dir, "--data-dir")
-    remove_abandoned(data_dir)
     started = time.monotonic()
     try:
         with building(final) as partial:

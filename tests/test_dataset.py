@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aura import corpus, dataset
+from aura import corpus, dataset, files
 from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text
 
@@ -164,6 +164,21 @@ def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path)
         found = prepare(big, tmp_path / "Data")
     assert found.tokens("train") > 0
     assert [path.name for path in (tmp_path / "Data").iterdir()] == ["grande"]
+
+
+def test_what_a_killed_replacement_left_goes_also_where_nothing_is_prepared_anew(book, tmp_path, monkeypatch):
+    prepare(book, tmp_path / "Data", vocab_size=380)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files.shutil, "rmtree", killed)  # the old folder is out of the way and not yet removed
+        prepare(book, tmp_path / "Data")
+    assert len(list((tmp_path / "Data").iterdir())) == 2
+    said = []
+    prepare(book, tmp_path / "Data", note=said.append)
+    assert "ya preparados" in said[0] and [path.name for path in (tmp_path / "Data").iterdir()] == ["libro"]
 
 
 def test_text_is_known_by_its_bytes(book, tmp_path):
