@@ -308,6 +308,9 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
                 break
     if not total:
         raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto")
+    if not counts["train"]["tokens"]:
+        raise UserError(f"del corpus {corpus.name!r} no queda texto con que entrenar: los {total} tokens leídos son de "
+                        "validación; indique un --dataset-max-tokens mayor o una --val-fraction menor")
     shards = {split: writer.close() for split, writer in writers.items()}
     write_bytes(directory / tokenizer.file_name, tokenizer.model)
     splits = {split: {**counts[split], "shards": shards[split]} for split in writers}

@@ -62,6 +62,15 @@ def test_max_tokens_is_exact(book, tmp_path):
     assert found.tokens("train") + found.tokens("val") == 5001
 
 
+def test_text_that_ends_before_any_of_it_is_for_training_names_the_way_out(tmp_path):
+    first = next(text for text in map(str, range(100)) if dataset.document_share(text) < 0.5)
+    source = tmp_path / "libro.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in (first, "de otros", "y más")))
+    with pytest.raises(UserError, match="los 2 tokens leídos son de validación; indique un --dataset-max-tokens mayor"):
+        prepare(source, tmp_path / "Data", max_tokens=2, val_fraction=0.5)
+    assert not list((tmp_path / "Data").iterdir())
+
+
 def test_latest_is_the_one_prepared_last(book, tmp_path):
     other = tmp_path / "otro.txt"
     other.write_text(corpus_text(30), encoding="utf-8")
