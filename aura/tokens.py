@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from aura import extension
-from aura.errors import UserError
+from aura.errors import UserError, agreed
 from aura.files import explain, sync_directory
 
 MAGIC = b"AURATOK\0"
@@ -296,9 +296,10 @@ class _Stream:
         self.seq_len, self.vocab_size = seq_len, vocab_size
         self.windows = max(sum(self.tokens) - 1, 0) // seq_len
         if self.windows == 0:
-            raise UserError(
+            raise agreed(
+                UserError,
                 f"{self.paths[0]}: {sum(self.tokens)} tokens no llenan una ventana de {seq_len} + 1; "
-                "use más texto o un --seq-len menor."
+                "use más texto o un --seq-len menor.",
             )
 
 
@@ -512,9 +513,10 @@ class TokenLoader:
         self._global_batch = batch_size * grad_accum * world_size
         self.steps_per_epoch = self.windows // self._global_batch
         if self.steps_per_epoch == 0:
-            raise UserError(
+            raise agreed(
+                UserError,
                 f"Los datos dan {self.windows} ventanas y cada paso usa {self._global_batch}: "
-                "baje --batch-size, --grad-accum o --seq-len, o use más texto."
+                "baje --batch-size, --grad-accum o --seq-len, o use más texto.",
             )
         self._ring = _Ring(stream, batch_size, device, lent=grad_accum)
         self._ahead: deque[tuple[int, tuple[int, int] | None]] = deque()

@@ -320,11 +320,13 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
 
 def test_too_little_text_names_the_way_out(tmp_path):
     paths, _, _ = write(tmp_path, 101)
-    with pytest.raises(UserError, match=r"10 ventanas.*12.*baje --batch-size.*--grad-accum.*--seq-len"):
+    with pytest.raises(UserError, match=r"10 ventanas.*12.*baje --batch-size.*--grad-accum.*--seq-len") as found:
         TokenLoader(paths, 10, 2, vocab_size=VOCAB, grad_accum=3, world_size=2)
+    assert found.value.same_everywhere
     for make in (TokenLoader, evaluation_batches):
-        with pytest.raises(UserError, match=r"101 tokens.*use más texto.*--seq-len"):
+        with pytest.raises(UserError, match=r"101 tokens.*use más texto.*--seq-len") as found:
             make(paths, 101, 1, vocab_size=VOCAB)
+        assert found.value.same_everywhere
         with pytest.raises(UserError, match="ningún fichero"):
             make([], 10, 1, vocab_size=VOCAB)
     with TokenLoader(paths, 100, 1, vocab_size=VOCAB) as loader:
