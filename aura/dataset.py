@@ -203,7 +203,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     except OSError as problem:
         raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)}); "
                         "haga sitio, o indique otra carpeta") from problem
-    dataset = read(final)
+    dataset = Dataset(final, meta)  # as it was made: another preparation of the same name may be taking its place now
     dataset.verify()
     _summarise(dataset, time.monotonic() - started, note)
     return dataset

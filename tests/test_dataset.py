@@ -239,6 +239,18 @@ def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monke
     assert dataset.prepared(tmp_path / "Data") == []
 
 
+def test_a_preparation_that_another_is_replacing_is_one_line(book, tmp_path, monkeypatch):
+    real = dataset.put_in_place
+
+    def put_in_place(partial, final):
+        real(partial, final)
+        final.rename(final.with_name(".libro.1.parcial"))  # as another does before it puts its own there
+
+    monkeypatch.setattr(dataset, "put_in_place", put_in_place)
+    with pytest.raises(UserError, match=r"libro.*no se puede leer .no existe.*prepare los datos de nuevo"):
+        prepare(book, tmp_path / "Data")
+
+
 def test_a_damaged_preparation_is_made_anew(book, tmp_path):
     said = []
     first = prepare(book, tmp_path / "Data")
