@@ -68,13 +68,14 @@ class Dataset:
         """The Tokenizer the shards were written with. Raises UserError when the file is another or cannot be read."""
         path = self.directory / self.meta["tokenizer"]["file"]
         try:
-            tokenizer = tokenizers.from_bytes(path.read_bytes())
+            model = path.read_bytes()
         except OSError as problem:
             raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}): corrija sus permisos, o {AGAIN}"
                             ) from problem
-        if tokenizer.sha256 != self.meta["tokenizer"]["sha256"]:
-            raise UserError(f"{str(path)!r} no es el tokenizador con que se prepararon estos datos: {AGAIN}")
-        return tokenizer
+        if hashlib.sha256(model).hexdigest() != self.meta["tokenizer"]["sha256"]:
+            raise UserError(f"{str(path)!r} está dañado o no es el tokenizador con que se prepararon estos datos: "
+                            f"{AGAIN}")
+        return tokenizers.from_bytes(model)
 
     def files(self):
         """[(name, sha256)] of everything but dataset.json."""
@@ -96,12 +97,14 @@ class Dataset:
     def verify(self):
         """Read every shard and compare checksums. Raises UserError naming the file and the place."""
         self.load_tokenizer()
-        for split in self.meta["splits"]:
-            for path in self.shards(split):
-                try:
-                    tokens.verify_shard(path, self.vocab_size)
-                except UserError as problem:
-                    raise UserError(f"{str(problem).rstrip('.')}; {AGAIN}") from problem
+        for shard in itertools.chain(*(split["shards"] for split in self.meta["splits"].values())):
+            path = self.directory / shard["file"]
+            try:
+                header = tokens.verify_shard(path, self.vocab_size)
+            except UserError as problem:
+                raise UserError(f"{str(problem).rstrip('.')}; {AGAIN}") from problem
+            if (header.tokens, header.crc32) != (shard["tokens"], shard["crc32"]):
+                raise UserError(f"{str(path)!r} está entero, pero es de otros datos: {AGAIN}")
 
 
 def size_of(meta):
@@ -130,7 +133,9 @@ def _require_whole(found):
     meta = found.meta
     texts = [meta["name"], meta["source"]["kind"], found.sha256, *itertools.chain(*found.files())]
     numbers = [meta["prepared_at"], meta["options"]["vocab_size"], found.vocab_size, size_of(meta),
-               found.tokens("train"), found.tokens("val")]
+               found.tokens("train"), found.tokens("val"),
+               *(shard[key] for split in meta["splits"].values() for shard in split["shards"]
+                 for key in ("tokens", "crc32"))]
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(each, int | float) for each in numbers):
         raise TypeError(meta)
 

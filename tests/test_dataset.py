@@ -134,6 +134,10 @@ def test_a_broken_json_of_the_folder_is_named(book, tmp_path):
     broken += [{**found.meta, key: 7} for key in ("name", "sha256", "source", "options", "tokenizer", "splits")]
     broken += [{name: value for name, value in found.meta.items() if name != key} for key in
                ("name", "prepared_at", "sha256", "source", "options", "tokenizer", "splits", "format")]
+    for key in ("file", "tokens", "crc32", "sha256", "bytes"):
+        splits = {split: {"shards": [{**shard, key: None} for shard in value["shards"]], "tokens": 9}
+                  for split, value in found.meta["splits"].items()}
+        broken.append({**found.meta, "splits": splits})
     for text in ("{", "[]", *map(json.dumps, broken)):
         path.write_text(text)
         with pytest.raises(UserError, match=r"dataset\.json.*está dañado.*--prepare"):
@@ -155,6 +159,23 @@ def test_another_tokenizer_in_the_folder_is_found(book, tmp_path):
     other = prepare(book, tmp_path / "other", vocab_size=350)
     (found.directory / "tokenizer.model").write_bytes((other.directory / "tokenizer.model").read_bytes())
     with pytest.raises(UserError, match=r"tokenizer\.model"):
+        found.verify()
+
+
+def test_a_damaged_tokenizer_is_named(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    path = found.directory / "tokenizer.model"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"tokenizer\.model.*dañado.*prepare los datos de nuevo"):
+        found.verify()
+
+
+def test_a_whole_shard_of_other_data_is_found(book, tmp_path):
+    """Of the same tokenizer, as a copy that was broken off leaves some files new and others old."""
+    found = prepare(book, tmp_path / "Data", vocab_size=350)
+    path = found.shards("train")[0]
+    path.write_bytes(found.shards("val")[0].read_bytes())
+    with pytest.raises(UserError, match=r"train-00000\.bin.*es de otros datos: prepare los datos de nuevo"):
         found.verify()
 
 
