@@ -28,6 +28,7 @@ DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many, or 
 RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 256 << 20
+NAME_BYTES = 180  # of a folder's name, to which names in it or beside it add as much as 60: file systems take 255
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 NOT_UTF8 = "no es UTF-8 válido"
@@ -241,7 +242,8 @@ def _folder_name(path):
 
 
 def _plain_name(name):
-    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "corpus"
+    plain = re.sub(r"[^\w.-]+", "_", name).strip("._").encode("utf-8")
+    return plain[:NAME_BYTES].decode("utf-8", "ignore") or "corpus"
 
 
 def _files_below(path):

@@ -249,6 +249,7 @@ def explain(problem):
         errno.EEXIST: "ya existe y no es una carpeta",
         errno.EISDIR: "es una carpeta",
         errno.EIO: "error de lectura o escritura del disco",
+        errno.ELOOP: "los enlaces forman un círculo",
         errno.ENAMETOOLONG: "el nombre es demasiado largo",
         errno.ESTALE: "el servidor de ficheros ya no conoce el fichero",
         errno.EMFILE: "este proceso tiene demasiados ficheros abiertos; ulimit -n dice cuántos puede",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aura import corpus
+from aura import corpus, dataset
 from aura.errors import UserError
 
 
@@ -312,6 +312,20 @@ def test_the_sample_goes_on_from_a_place(monkeypatch):
     found = corpus.open_corpus("muestra")
     whole = list(found.placed())
     assert list(found.placed(whole[3][1])) == whole[4:]
+
+
+@pytest.mark.parametrize("name", ["a" * 251, "ñ" * 125])
+def test_the_longest_file_name_there_can_be_makes_a_folder(tmp_path, name):
+    path = tmp_path / f"{name}.txt"
+    path.write_text("hola, qué tal\n")
+    found = dataset.prepare(corpus.open_corpus(str(path)), tmp_path / "Data", vocab_size=400, note=lambda _: None)
+    assert name.startswith(found.directory.name) and len(found.directory.name.encode()) == 180
+
+
+def test_links_in_a_circle_are_told_in_spanish(tmp_path):
+    (tmp_path / "a.txt").symlink_to("a.txt")
+    with pytest.raises(UserError, match=r"a\.txt' .los enlaces forman un círculo."):
+        corpus.open_corpus(str(tmp_path))
 
 
 def test_a_fingerprint_tells_sources_apart_without_reading_them(tmp_path):
