@@ -26,6 +26,7 @@ from aura.files import (
     explain,
     put_in_place,
     remove_abandoned,
+    remove_partials,
     require_writable_directory,
     write_bytes,
     write_json,
@@ -242,6 +243,7 @@ def same_text(existing, corpus):
 def _write_back(existing):
     """Keep what was changed of a Dataset's meta, where one may write."""
     with contextlib.suppress(OSError):
+        remove_partials(existing.directory, "dataset.json")
         write_json(existing.directory / "dataset.json", existing.meta)
 
 

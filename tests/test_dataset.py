@@ -260,6 +260,13 @@ def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monke
     assert dataset.prepared(tmp_path / "Data") == []
 
 
+def test_what_was_killed_while_it_marked_the_last_one_leaves_nothing_for_ever(book, tmp_path):
+    found = prepare(book, tmp_path / "Data")
+    (found.directory / ".dataset.json.1.parcial").write_text("{")
+    prepare(book, tmp_path / "Data", latest=True)
+    assert not list(found.directory.glob(".*"))
+
+
 def test_a_preparation_that_another_is_replacing_is_one_line(book, tmp_path, monkeypatch):
     real = dataset.put_in_place
 
