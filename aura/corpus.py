@@ -354,7 +354,7 @@ def _lines(file, path, damage, whole, offset=0, number=0):
         if whole and len(raw) == limit and not raw.endswith(b"\n"):
             raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
         fresh = raw.endswith(b"\n")
-        if number == 1:
+        if offset == len(raw):  # the file's beginning, and not a later piece of its first line
             raw = raw.removeprefix(codecs.BOM_UTF8)
             if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # ASCII so written passes for valid UTF-8
                 raise UserError(f"{str(path)!r}: está en UTF-16; conviértalo, por ejemplo con iconv -f UTF-16 -t UTF-8")

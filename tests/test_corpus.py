@@ -137,6 +137,13 @@ def test_a_text_in_another_encoding_is_an_error_before_much_of_it_is_read(tmp_pa
         next(reading)
 
 
+def test_a_byte_order_mark_is_one_at_the_beginning_alone(tmp_path, monkeypatch):
+    """Elsewhere it is a character of the text, also where a piece of a long first line begins with it."""
+    monkeypatch.setattr(corpus, "CHUNK_BYTES", 9)
+    path = write(tmp_path / "d.txt", "\ufeffabcdef\ufeffghi")
+    assert "".join(corpus.open_corpus(str(path)).documents()) == "abcdef\ufeffghi"
+
+
 def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
     path = write(tmp_path / "d.jsonl", '{"texto": "x"}\n' * 50_000)
     with pytest.raises(UserError, match="de 1. líneas leídas .*falta la clave «text» con.*en la clave «text»$"):
