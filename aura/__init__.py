@@ -3,12 +3,12 @@
 import os
 import sys
 
+from aura.errors import EXIT_BAD_INPUT
+
 __version__ = "0.1.0"
 
 # Read when torch is imported. Its C++ warns, with a stack trace, of each process that is gone: we say so in one line.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-
 # What a Python without this project's environment lacks: to forget to activate it is the first mistake there is.
 _REQUIRED = ("torch", "numpy", "sentencepiece", "safetensors", "tqdm")
 
@@ -21,7 +21,7 @@ def _in_one_line(kind, problem, trace, others=sys.excepthook):
     elif issubclass(kind, ModuleNotFoundError) and problem.name in _REQUIRED:
         print(f"error: a este Python ({sys.executable}) le falta {problem.name}: active el entorno (source "
               ".venv/bin/activate) o instale en él los requisitos (pip install -r requirements.txt)", file=sys.stderr)
-        sys.exit(2)  # Python leaves with it: aura.errors.EXIT_BAD_INPUT, which a hook should not import
+        sys.exit(EXIT_BAD_INPUT)
     else:
         others(kind, problem, trace)
 

@@ -223,7 +223,7 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
 def find(name, named):
     """(path_called(), match of HUB_NAME or None): a slip in a path, in its folder too, must not wait for the Hub."""
     path = path_called(name, named)
-    meant = path.parent.is_dir() or path.suffix.lower() in (".txt", ".jsonl", ".json", ".gz")
+    meant = path.parent.is_dir() or str(path).lower().endswith((*SUFFIXES, ".json"))
     return path, None if meant else HUB_NAME.fullmatch(name)
 
 

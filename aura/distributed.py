@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -31,7 +30,7 @@ from aura.backend import within
 from aura.errors import PeerLost, UserError, agreed, first_line
 from aura.files import explain
 from aura.launch import LISTENED
-from aura.processes import start_of
+from aura.processes import has_ended, start_of, watch
 from aura.signals import die_with_parent
 
 POLL_SECONDS = 0.2
@@ -69,7 +68,7 @@ class Session:
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
     turns: int = 0  # of run_on_main
-    first: int | None = None  # a descriptor of rank 0's process, where that is another of this machine (see _watch)
+    first: int | None = None  # processes.watch() of rank 0's process, where that is another of this machine
     broken: bool = False  # peer_lost() was called: no collective will ever end again
     mesh: object = None  # the group as shards know it
     launch: str = field(default_factory=lambda: os.environ.get(LISTENED) or uuid.uuid4().hex)
@@ -189,7 +188,9 @@ class Session:
             self.store.set(key, json.dumps({"result": result}))
             return result
         while not self._stored(key):
-            gone = self._first_gone()  # asked first: what it said before it went is there by now
+            # Killed, it says nothing, and torchrun's store, which outlives it, knows of no end. Asked first: what it
+            # said before it went is there by now.
+            gone = self.first is not None and has_ended(self.first)
             told = self.failure() or (gone and (0, "ha muerto sin decir por qué (si no lo mató usted, pudo faltar "
                                                    "memoria: dmesg lo dice)"))
             if told and not self._stored(key):
@@ -199,15 +200,6 @@ class Session:
         if "error" in answer:
             raise agreed(UserError, f"el rango 0 se ha detenido: {answer['error']}")
         return answer["result"]
-
-    def _first_gone(self):
-        """Whether rank 0's process has ended, as far as this machine can tell. Killed, it says nothing, and torchrun's
-        store, which outlives it, knows of no end."""
-        if self.first is None:
-            return False
-        poll = select.poll()
-        poll.register(self.first, select.POLLIN)
-        return bool(poll.poll(0))
 
     def made_on_main(self, work):
         """What `work()` makes, of whatever type, on rank 0, which alone runs it as run_on_main does; None on the
@@ -370,7 +362,6 @@ def session(args, before_group=None):
                 _require_same(peers)
                 _warn_of_other_code(dist, peers)
             _settle(dist, place, peers)
-            _watch(dist, peers)
             if before_group is None or before_group(dist, place, peers):
                 dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
                 _start_group(dist, place, peers, args.backend)
@@ -559,7 +550,7 @@ def _warn_of_other_code(dist, peers):
 
 
 def _settle(dist, place, peers):
-    """The variables, the interface and the device of this process."""
+    """The variables, the interface and the device of this process, and what it can see of rank 0's."""
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
     name = placement.interface_towards(place, peers)
     if name:
@@ -567,20 +558,8 @@ def _settle(dist, place, peers):
         if name != "lo":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
     dist.device = backends.local_device(place.local_rank)
-
-
-def _watch(dist, peers):
-    """Open rank 0's process, where it is one beside us whose end Linux can tell: not a process that has its number in
-    another container or on another machine."""
-    first = peers.get(0, {})
-    if dist.main or not first.get("start") or first["address"] != peers[dist.rank]["address"] \
-            or not hasattr(os, "pidfd_open"):
-        return
-    with contextlib.suppress(OSError):
-        dist.first = os.pidfd_open(first["pid"])
-        if start_of(first["pid"]) != first["start"]:
-            os.close(dist.first)
-            dist.first = None
+    if not dist.main and 0 in peers and peers[0].get("start"):  # an earlier version does not say
+        dist.first = watch(peers[0]["pid"], peers[0]["start"])
 
 
 def _start_group(dist, place, peers, wanted):

@@ -98,12 +98,15 @@ def read_output(path):
             named = f"{path.with_suffix('.json').name!r} (de train_tensordock.py, {named})"
         raise UserError(f"falta {named} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem
-    # Another model's pieces would make nonsense of the text. What load() advises, to name another, cannot be done here.
-    why, tokenizer = "no está" if not vocabulary.exists() else "no es el suyo, o está dañado", None
-    with contextlib.suppress(OSError, UserError):
+    return config, state, _own_tokenizer(path, vocabulary, known)
+
+
+def _own_tokenizer(path, vocabulary, known):
+    """The tokenizer in the file `vocabulary` of the model `path`, whose sha256 is `known`, None where the description
+    does not say. Another model's pieces would make nonsense of the text. Raises UserError."""
+    why = "no está" if not vocabulary.exists() else "no es el suyo, o está dañado"
+    with contextlib.suppress(OSError, UserError):  # load() advises to name another, which cannot be done here
         if known in (None, hashlib.sha256(vocabulary.read_bytes()).hexdigest()):
-            tokenizer = tokenizers.load(vocabulary)
-    if tokenizer is None:
-        raise UserError(f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}: cópielo a su lado "
-                        "desde donde se entrenó")
-    return config, state, tokenizer
+            return tokenizers.load(vocabulary)
+    raise UserError(f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}: cópielo a su lado desde "
+                    "donde se entrenó")

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,28 @@ def start_of(pid):
     /proc does not say."""
     said = ask(_proc_read, pid)
     return said and _start(_proc_stat(said))
+
+
+def watch(pid, start):
+    """A descriptor, for has_ended() and for the caller to close, of the process with this pid and start_of(); None
+    where this machine, or this container, has none such, or the system is not Linux."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        found = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if start_of(pid) == start:
+        return found
+    os.close(found)
+    return None
+
+
+def has_ended(watched):
+    """Whether the process of a watch() is gone."""
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _start(stat):
