@@ -37,6 +37,18 @@ def child(*command):
         process.wait()
 
 
+def test_a_watched_process_is_the_one_that_was_meant_until_it_ends():
+    with child(sys.executable, "-c", REST) as other:
+        assert processes.watch(other.pid, "otro arranque 17") is None
+        watched = processes.watch(other.pid, processes.start_of(other.pid))
+        try:
+            assert not processes.has_ended(watched)
+            other.kill()
+            assert until(lambda: processes.has_ended(watched))
+        finally:
+            os.close(watched)
+
+
 def python(*arguments):
     return child(sys.executable, "-S", *arguments)
 
