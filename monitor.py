@@ -22,12 +22,11 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from aura import cli, dashboard, diagnosis, heartbeat, processes, sensors
 from aura.clock import WINDOWS
 from aura.errors import EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
-from aura.files import explain
+from aura.files import explain, path_called
 
 RATES_SECONDS = 0.5  # measured before the first sample is shown: rates are differences
 
@@ -71,7 +70,8 @@ def parse():
         args.gpus = cards(args.gpus)
     if args.cluster and not args.run:
         args.run = "./logs"
-    if args.run and Path(args.run).exists() and not Path(args.run).is_dir():
+    run = args.run and path_called(args.run, f"--run {args.run!r}", "indique el --log-dir del entrenamiento")
+    if run and run.exists() and not run.is_dir():
         raise UserError(f"--run {args.run!r} no es una carpeta: indique el --log-dir del entrenamiento")
     return args
 

@@ -28,7 +28,7 @@ import torch
 from aura.backend import out_of_memory
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
-from aura.files import atomic_write, explain, remove_partials, set_aside, write_bytes
+from aura.files import atomic_write, explain, path_called, remove_partials, set_aside, write_bytes
 from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
@@ -477,7 +477,7 @@ def choose(resume, directory, note=print):
     folder's newest. Raises UserError when there is no such file, or nothing valid in the folder."""
     if resume == "auto":
         return newest_good(directory, note)
-    path = Path(resume)
+    path = path_called(resume, f"--resume {resume!r}")
     if path.is_dir():
         newest = newest_good(path, note)
         if newest is None:

@@ -67,8 +67,9 @@ def words(text):
 
 
 def path(text):
-    """A checker for files and folders: an empty name would quietly mean the current folder."""
-    return text if text.strip() else _Bad(f"{text!r} no es el nombre de un fichero o carpeta")
+    """A checker for files and folders: an empty name would quietly mean the current folder, and of --output=~/modelo no
+    shell makes the home folder."""
+    return os.path.expanduser(text) if text.strip() else _Bad(f"{text!r} no es el nombre de un fichero o carpeta")
 
 
 _UNSET = object()
@@ -187,7 +188,7 @@ def run(main):
         _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
         _leave_now(EXIT_NO_READER)
-    except OSError as problem:  # what Path.exists() and its kin raise: any path that was given may lead here
+    except OSError as problem:  # of Path.exists() and its kin: any path that was given may lead here
         if problem.filename is None or problem.errno not in (errno.EACCES, errno.ENAMETOOLONG):
             raise
         take_back()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from aura import corpus as corpora
 from aura import tokenizer as tokenizers
 from aura import tokens
+from aura.bar import tqdm
 from aura.errors import UserError
 from aura.files import (
     building,

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import aura
 from aura import cli, models, output
@@ -18,6 +17,7 @@ from aura.errors import EXIT_OK, UserError
 from aura.files import (
     building,
     explain,
+    path_called,
     put_in_place,
     remove_abandoned,
     require_writable_directory,
@@ -55,10 +55,7 @@ def main():
         raise UserError(f"--to {name!r}: formato desconocido; existe {', '.join(FORMATS)}")
     if not directory.strip():
         raise UserError("--to hf '': no es el nombre de una carpeta")
-    try:
-        final = Path(directory).resolve()
-    except (OSError, RuntimeError) as problem:  # links that lead to each other
-        raise UserError(f"--to hf {directory!r}: no es una carpeta ({problem}); indique otra") from problem
+    final = path_called(directory, f"--to hf {directory!r}", "indique otro nombre").resolve()
     require_free(final)
     config, weights, tokenizer = output.read_output(args.checkpoint)
     config = check(args.checkpoint, config, weights, tokenizer)

@@ -209,17 +209,19 @@ def take_back():
             path.unlink() if path.name == IN_USE else path.rmdir()
 
 
-def path_called(name, named):
+def path_called(name, named, otherwise="guarde su contenido en un fichero e indíquelo"):
     """The path `name`, its ~ expanded, whether or not there is such a file. named: how the error message calls it.
+    otherwise: Spanish for what to do about a device or a pipe.
 
-    Raises UserError where the system does not let one find out, and for a device or a pipe: those can be read once at
-    most, and who opens a pipe waits without a word for whoever writes into it.
+    Raises UserError where the system does not let one find out, what Path.exists() and its kin pass over from Python
+    3.14 on, and for a device or a pipe: those can be read once at most, who opens a pipe waits without a word for
+    whoever writes into it, and what is renamed to one takes its place.
     """
     try:
         path = Path(name).expanduser()
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            raise UserError(f"{named}: no es un fichero ni una carpeta; guarde su contenido en un fichero e indíquelo")
+            raise UserError(f"{named}: no es un fichero ni una carpeta; {otherwise}")
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as problem:

@@ -14,7 +14,7 @@ import aura
 from aura import tokenizer as tokenizers
 from aura.checkpoint import read, save_file
 from aura.errors import TrainingFault, UserError
-from aura.files import explain, remove_partials, write_bytes, write_json
+from aura.files import explain, path_called, remove_partials, write_bytes, write_json
 
 
 def plain_arguments(args):
@@ -68,9 +68,9 @@ def other_run(args):
 
 def read_output(path):
     """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
-    path = Path(path)
+    path = path_called(path, f"--checkpoint {str(path)!r}")
     if not path.is_file():
-        why = "es una carpeta" if path.is_dir() else "no es un fichero" if path.exists() else "no existe"
+        why = "es una carpeta" if path.is_dir() else "no existe"
         raise UserError(f"--checkpoint {str(path)!r}: {why}; indique el fichero de un modelo (gpt2_spanish.pth, "
                         "final_model.pt) o de un punto de control (ckpt-00000500.pt)")
     state = read(path, "cópielo otra vez, o indique otro con --checkpoint")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 
 from aura import hub
 from aura.errors import UserError
-from aura.files import explain, remove_partials, write_bytes, write_json
+from aura.files import explain, path_called, remove_partials, write_bytes, write_json
 from aura.models import in_range
 from aura.models.bert import BertConfig
 
@@ -56,9 +56,10 @@ def find(name, note=print):
 
     Raises UserError when there is no such folder, or the Hub cannot be asked.
     """
-    if Path(name).is_dir():
-        return Path(name)
-    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    path = path_called(name, f"--model {name!r}")
+    if path.is_dir():
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"--model {name!r}: no es una carpeta con {CONFIG}, {VOCABULARY} y {WEIGHTS}, ni un nombre del "
                         "Hub; --model random:tiny no necesita ningún fichero")
     plain, _, revision = name.partition("@")

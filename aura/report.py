@@ -8,8 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
+from aura.bar import tqdm
 from aura.errors import UserError
 from aura.files import atomic_write, explain, remove_partials, set_aside, sync_to_disk
 

@@ -15,7 +15,7 @@ from aura import tokenizer as tokenizers
 from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
-from aura.files import hold, require_writable_directory
+from aura.files import hold, path_called, require_writable_directory
 from aura.output import other_run, plain_arguments, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
@@ -34,7 +34,8 @@ def check_places(args, dist, folder=False):
 
 
 def _check_places(args, dist, folder):
-    if dist.main and args.resume not in ("auto", "none") and not Path(args.resume).exists():
+    if dist.main and args.resume not in ("auto", "none") and \
+            not path_called(args.resume, f"--resume {args.resume!r}").exists():
         checkpoint.choose(args.resume, args.checkpoint_dir)  # says so now, and not once the data are prepared
     require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
     if dist.main:
@@ -43,7 +44,7 @@ def _check_places(args, dist, folder):
     if dist.main and Path(args.log_dir).resolve() != Path(args.checkpoint_dir).resolve():
         hold(args.log_dir, "--log-dir")
     require_writable_directory(args.output if folder else Path(args.output).parent, "--output")
-    if not folder and Path(args.output).is_dir():
+    if not folder and path_called(args.output, f"--output {args.output!r}", "indique otro nombre").is_dir():
         raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
     if not folder and Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \
             and checkpoint.step_of(Path(args.output)) is not None:

@@ -115,10 +115,23 @@ cli.run(main)
 
 def test_a_path_that_the_system_does_not_look_at_is_one_line(tmp_path):
     """A folder that one may not enter would do as well, but for root."""
-    name = "a" * 300
-    code, output = run(["-m", "aura.export", "--checkpoint", name, "--to", "hf", "salida"], tmp_path)
-    assert (code, output) == (2, f"error: {name!r}: el nombre es demasiado largo; corrija la ruta o los permisos de "
-                                 "sus carpetas\n")
+    name, export = "a" * 300, ["-m", "aura.export", "--checkpoint"]
+    assert run([*export, name, "--to", "hf", "salida"], tmp_path) == (
+        2, f"error: --checkpoint {name!r}: no se puede leer (el nombre es demasiado largo); compruebe la ruta y sus "
+           "permisos\n")
+    assert run([*export, "falta.pth", "--to", "hf", name], tmp_path)[1].startswith(f"error: --to hf {name!r}: no se")
+    for flag in ("--resume", "--output"):
+        code, output = run([ROOT / "train_gpt2_spanish.py", "--preset", "demo", flag, f"{name}.pth"], tmp_path)
+        assert code == 2 and output.startswith(f"error: {flag} '{name}.pth': no se puede leer (el nombre es"), output
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "looks.py").write_text(f"import os\nfrom aura import cli\ncli.run(lambda: os.stat({name!r}))")
+    assert run(["looks.py"], tmp_path) == (2, f"error: {name!r}: el nombre es demasiado largo; corrija la ruta o los "
+                                              "permisos de sus carpetas\n")
+
+
+def test_the_home_folder_is_found_where_no_shell_looks(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.path("~/modelo.pth") == f"{tmp_path}/modelo.pth" and cli.path("a~/b") == "a~/b"
 
 
 def test_a_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from aura import console
 from aura.errors import UserError
 from aura.signals import orderly_stop
-from tests.support import ROOT, environment
+from tests.support import ROOT, environment, run
 
 
 @pytest.fixture
@@ -113,3 +113,20 @@ def test_under_nohup_a_terminal_may_be_closed():
             assert request.number == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_no_process_warns_of_a_bar_after_the_last_line(tmp_path):
+    """Python 3.14 makes the locks of multiprocessing so."""
+    (tmp_path / "fails.py").write_text("""import multiprocessing
+multiprocessing.set_start_method("forkserver")
+from aura import cli, dataset, report
+from aura.errors import UserError
+
+def main():
+    dataset.tqdm(total=2, disable=True)
+    report.tqdm.write("antes")
+    raise UserError("el valor 7 no sirve; use 8")
+
+cli.run(main)
+""")
+    assert run(["fails.py"], tmp_path) == (2, "antes\nerror: el valor 7 no sirve; use 8\n")

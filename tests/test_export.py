@@ -382,7 +382,7 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
                tmp_path / "bert.pt")
     for path, why in ((tmp_path / "x.pt", "no es un fichero de PyTorch, o está [^(]*; .* otro con --checkpoint$"),
                       (tmp_path, "es una carpeta; indique el fichero"), (tmp_path / "y.pt", "no existe; indique el"),
-                      (os.devnull, "no es un fichero; indique el fichero"),
+                      (os.devnull, "no es un fichero ni una carpeta; "),
                       (tmp_path / "bert.pt", "su tokenizador no es de SentencePiece, .* un BERT está ya")):
         monkeypatch.setattr(sys, "argv", ["x", "--checkpoint", str(path)])
         if command is export.main:
