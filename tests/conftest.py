@@ -4,6 +4,7 @@ One thread each: several tests and their children share two cores, and spinning 
 """
 
 import importlib
+import signal
 import sys
 
 import pytest
@@ -13,6 +14,8 @@ from aura import extension
 from tests.support import ROOT, corpus_text
 
 torch.set_num_threads(1)
+# What a script of the shell starts in the background ignores Ctrl+C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
 LONGEST_FIRST = ("test_cuda_emulated.py", "test_launch_distributed.py", "test_train_gpt2.py", "test_sync_network.py",
                  "test_train_tensordock.py", "test_attention.py", "test_doctor.py", "test_train_distributed.py",
