@@ -307,12 +307,16 @@ def test_rank_0_that_never_came_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("sizes, ranks", [((2, 3), (0, 1)), ((3, 2), (0, 1)), ((2, 3), (0, 1, 2))])
 def test_another_number_of_processes_is_named_at_once(tmp_path, sizes, ranks):
-    port = free_port()
+    port, launched = free_port(), {}
     with ExitStack() as stack:
-        launched = [stack.enter_context(Process(
-            [DOCTOR, "--full", "--timeout", 200], tmp_path, RANK=rank, LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
-            WORLD_SIZE=sizes[min(rank, 1)], MASTER_PORT=port)) for rank in ranks]
-        results = [process.finish(60) for process in launched]
+        for rank in sorted(ranks, key=lambda rank: rank == 1):  # with rank 1 there are two, and they wait for no third
+            if rank == 1 and len(ranks) == 3:
+                backend.connect_store(SimpleNamespace(master_addr="127.0.0.1", master_port=port, rank=2),
+                                      60).wait(["joined/2"])
+            launched[rank] = stack.enter_context(Process(
+                [DOCTOR, "--full", "--timeout", 200], tmp_path, RANK=rank, LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
+                WORLD_SIZE=sizes[min(rank, 1)], MASTER_PORT=port))
+        results = [launched[rank].finish(60) for rank in ranks]
     assert all(code == 3 for code, _ in results), results
     (line,) = [line for line in results[0][1].splitlines() if line.startswith("- ")]
     assert "Procesos:" not in results[0][1], "an empty table says nothing"
