@@ -345,7 +345,8 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* a
       }
     }
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    mine.begin = mine.end = 0;
+    mine.begin = 0;
+    mine.end = 0;
     if (map.lost()) fault = {Fault::kShrunk, shard, position, 0};
     out += count * static_cast<uint64_t>(layout.buffer_width);
   });

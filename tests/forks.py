@@ -81,6 +81,7 @@ def become(command, cwd, env, host):
 if __name__ == "__main__":
     for name in SLOW:
         importlib.import_module(name)
-    gc.freeze()
+    if "triton" not in sys.modules:  # whose bindings, those of torch 2.15, say at the end that what is frozen leaks
+        gc.freeze()
     if request := serve(socket.socket(fileno=int(sys.argv[1]))):
         become(**request)
