@@ -333,6 +333,15 @@ def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if any("Python.h" in line for line in lines):
         return "faltan las cabeceras de Python (en Debian y Ubuntu: apt install python3-dev)"
+    if newest := re.search(r"gcc versions later than (\d+) are not supported", output):
+        older = f"g++-{newest[1]}"
+        return (f"este nvcc no admite un g++ posterior al {newest[1]}: instálelo (en Debian y Ubuntu: apt install "
+                f"{older}) y defina CXX={older}")
+    newer = "instale un CUDA toolkit más nuevo, con el mismo primer número que el de torch, y defina CUDA_HOME"
+    if "Unsupported gpu architecture" in output:
+        return f"este nvcc no conoce la tarjeta, que es posterior: {newer}"
+    if re.search("/mathcalls.*exception specification is incompatible", output):
+        return f"este CUDA toolkit es anterior a la biblioteca de C del sistema: {newer}"
     told = next((line for line in lines if re.search(r"(^|\s)error: |undefined reference|cannot find", line)), None)
     # ninja repeats the command that failed; what it said, if anything, comes after.
     said = re.search(r"^FAILED: .*\n.*\n(?!ninja: |FAILED: |\[)\s*(\S.*)", output, re.MULTILINE)

@@ -1,5 +1,6 @@
 """How the CUDA kernels are built, as far as that shows without a card, and what is said where they cannot be."""
 
+import shlex
 import subprocess
 
 import pytest
@@ -77,6 +78,19 @@ def test_every_source_is_built_and_linked(nvcc, tmp_path):
     (link,) = [line for line in told.splitlines() if line.endswith(f"-o {cuda_extension.OUTPUT}")]
     assert all(f"{source.stem}.o" in link for source in sources) and "-lc10_cuda" in link
     assert "-cudart none" in link  # torch has brought one; pip's toolkit has none to link with
+
+
+@pytest.mark.parametrize("told, said", [
+    ("host_config.h:137:2: error: #error -- unsupported GNU version! gcc versions later than 15 are not supported!",
+     r"no admite un g\+\+ posterior al 15: .*apt install g\+\+-15\) y defina CXX=g\+\+-15$"),
+    ("nvcc fatal   : Unsupported gpu architecture 'compute_120'", "no conoce la tarjeta.* más nuevo, .* CUDA_HOME$"),
+    ("/usr/include/bits/mathcalls.h(206): error: exception specification is incompatible with that of \"rsqrt\"",
+     "es anterior a la biblioteca de C .* más nuevo, .* CUDA_HOME$"),
+    ("a.cu(3): error: no such thing", "error al compilar: .*no such thing")])
+def test_what_nvcc_refuses_is_told_with_the_way_out(nvcc, tmp_path, told, said):
+    nvcc.write_text(f"#!/bin/sh\necho {shlex.quote(told)} >&2\nexit 1\n")
+    with pytest.raises(Unavailable, match=said):
+        extension.run_build(cuda_extension.ninja_file(nvcc, ["c++"], (12, 0)), "cuda.so", tmp_path / "cuda.so")
 
 
 def test_what_knows_torch_is_built_by_the_standard_of_its_headers(nvcc, monkeypatch):
