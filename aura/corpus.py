@@ -32,6 +32,8 @@ NAME_BYTES = 180  # of a folder's name, to which names in it or beside it add as
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 NOT_UTF8 = "no es UTF-8 válido"
+OTHER_MARKS = ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),  # the first begins as UTF-16's
+               (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"))
 DAMAGE_LIMIT = 0.01
 DAMAGE_CLUMP = 3  # damage comes in clumps: before the end this many times the root of the lines may be bad beyond it
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
@@ -356,8 +358,10 @@ def _lines(file, path, damage, whole, offset=0, number=0):
         fresh = raw.endswith(b"\n")
         if offset == len(raw):  # the file's beginning, and not a later piece of its first line
             raw = raw.removeprefix(codecs.BOM_UTF8)
-            if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # ASCII so written passes for valid UTF-8
-                raise UserError(f"{str(path)!r}: está en UTF-16; conviértalo, por ejemplo con iconv -f UTF-16 -t UTF-8")
+            # ASCII so written passes for valid UTF-8.
+            if other := next((name for mark, name in OTHER_MARKS if raw.startswith(mark)), None):
+                raise UserError(f"{str(path)!r}: está en {other}; conviértalo, por ejemplo con iconv -f {other} -t "
+                                "UTF-8")
         try:
             text = decoder.decode(raw, final=fresh)
         except UnicodeDecodeError:

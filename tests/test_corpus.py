@@ -240,11 +240,11 @@ def test_no_text_of_a_folder_is_passed_over_for_its_name_or_behind_a_link(tmp_pa
     assert corpus.open_corpus(str(where / "LIBRO.TXT")).name == "LIBRO"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_named(tmp_path, encoding):
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_another_form_of_unicode_is_named(tmp_path, encoding):
     """Of letters without accents every byte is valid UTF-8."""
     path = write(tmp_path / "d.txt", ("\ufeff" + "This is a line\n" * 300).encode(encoding))
-    with pytest.raises(UserError, match="d.txt.*UTF-16.*iconv"):
+    with pytest.raises(UserError, match=f"d.txt.* está en {(name := encoding[:6].upper())}; .* iconv -f {name} -t"):
         documents(path)
 
 
