@@ -73,6 +73,14 @@ def parse():
     run = args.run and path_called(args.run, f"--run {args.run!r}", "indique el --log-dir del entrenamiento")
     if run and run.exists() and not run.is_dir():
         raise UserError(f"--run {args.run!r} no es una carpeta: indique el --log-dir del entrenamiento")
+    if run:
+        try:  # a folder that may not be looked into would seem to be one without ranks
+            os.listdir(run / heartbeat.FOLDER)
+        except PermissionError as problem:
+            raise UserError(f"--run {args.run!r}: no se puede leer ({explain(problem)}); compruebe la ruta y sus "
+                            "permisos") from problem
+        except OSError:  # nobody has made it yet
+            pass
     return args
 
 

@@ -181,6 +181,19 @@ def test_check_of_a_run(tmp_path, main):
         main("--check", "--count", 1, "--run", tmp_path / "otra")
 
 
+def test_a_run_that_may_not_be_looked_into_is_not_taken_for_one_without_ranks(tmp_path, main, monkeypatch):
+    logs, real = live(tmp_path / "logs"), os.listdir
+
+    def denied(folder="."):
+        if Path(folder).name == heartbeat.FOLDER:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(UserError, match=r"--run '.*logs': no se puede leer .permiso denegado.; compruebe la ruta"):
+        main("--check", "--count", 1, "--run", logs)
+
+
 def test_another_process_with_the_pid_of_a_rank_is_not_that_rank(tmp_path, main):
     logs = live(tmp_path / "logs")
     path = logs / heartbeat.FOLDER / "rank-00001.json"
