@@ -59,8 +59,13 @@ def step_of(path):
 
 
 def found(directory):
-    """Paths of all checkpoints in `directory`, newest (highest step) first; not verified."""
-    paths = [path for path in Path(directory).glob("*.pt") if step_of(path) is not None]
+    """Paths of all checkpoints in `directory`, newest (highest step) first; not verified. Raises OSError for a folder
+    that may not be looked into: Path.glob() finds nothing there, and a run would begin anew."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    paths = [Path(directory, name) for name in names if step_of(name) is not None]
     return sorted(paths, key=lambda path: (step_of(path), path.lstat().st_mtime_ns), reverse=True)
 
 
@@ -125,8 +130,14 @@ def _load(path, **how):
 
 
 def newest_good(directory, note=print):
-    """The newest checkpoint that verifies, or None; each damaged one is named."""
-    for path in found(directory):
+    """The newest checkpoint that verifies, or None; each damaged one is named. Raises UserError where the folder cannot
+    be read."""
+    try:
+        paths = found(directory)
+    except OSError as problem:
+        raise UserError(f"no se pueden buscar puntos de control en {str(directory)!r} ({explain(problem)}); compruebe "
+                        "la ruta y sus permisos") from problem
+    for path in paths:
         wrong = damage(path)
         if wrong is None:
             return path

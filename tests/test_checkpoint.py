@@ -123,6 +123,19 @@ def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypa
         checkpoint.newest_good(tmp_path)
 
 
+def test_a_folder_that_may_not_be_looked_into_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    saved(tmp_path, 5)
+
+    def denied(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "listdir", denied)
+    monkeypatch.setattr(os, "scandir", denied)
+    for resume in ("auto", str(tmp_path)):
+        with pytest.raises(UserError, match=r"puntos de control en '.*' \(permiso denegado\); compruebe la ruta"):
+            checkpoint.choose(resume, tmp_path)
+
+
 def test_a_link_to_a_checkpoint_that_is_no_longer_there_is_named_and_passed_over(tmp_path):
     keeper = saved(tmp_path, 1)
     checkpoint.path_of(tmp_path, 9).symlink_to("otro-disco.pt")
