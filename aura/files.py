@@ -183,7 +183,8 @@ def hold(directory, flag):
 
 
 def require_writable_directory(directory, flag):
-    """Create `directory` if needed and prove, by writing, that files can be made in it.
+    """Create `directory` if needed and prove that files can be made in it, as atomic_write() makes them: in a folder
+    that one may write into but not read no rename can be made durable.
 
     Raises UserError naming `flag`, the path and the reason.
     """
@@ -196,6 +197,7 @@ def require_writable_directory(directory, flag):
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x")
             probe.flush()
+        sync_directory(directory)
     except (OSError, UnicodeEncodeError) as problem:
         why = explain(problem) if isinstance(problem, OSError) else "el nombre no está en UTF-8"
         raise UserError(f"no se puede escribir en {str(directory)!r} ({why}); indique otra carpeta con {flag}"

@@ -55,6 +55,20 @@ def test_unwritable_places_are_named_with_the_flag(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_folder_that_may_be_written_into_but_not_read_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    """What the system does to anyone but root, once hours of training are to be kept there."""
+    real = os.open
+
+    def denied(path, how, *rest, **options):
+        if not how & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, how, *rest, **options)
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(UserError, match="no se puede escribir en '.*' .permiso denegado.; .* --output"):
+        files.require_writable_directory(tmp_path, "--output")
+
+
 HOLD = """
 import sys, time
 from aura import files
