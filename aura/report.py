@@ -1,6 +1,7 @@
 """What a run tells: console in Spanish, train.csv, TensorBoard, the loss curve as a picture."""
 
 import csv
+import logging
 import math
 import os
 import re
@@ -234,6 +235,7 @@ def read_table(path):
 def new_figure(rows=1, columns=1, *, figsize, layout=None, **axes):
     """(a matplotlib Figure, its axes as Figure.subplots gives them) that needs no screen."""
     os.environ["MPLBACKEND"] = "Agg"  # a notebook names one of its own, which this Python may lack
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells in English of a home that may not be written
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=figsize, layout=layout)

@@ -9,6 +9,7 @@ import pytest
 
 from aura import report
 from aura.errors import UserError
+from tests.support import run
 
 
 def reporter(tmp_path, **options):
@@ -31,6 +32,13 @@ def test_rows_have_full_precision_and_the_promised_columns(tmp_path, capsys, uni
     assert row[unit] == "700" and not row[other] and not row[f"{other}_per_s"]
     for column in ("step", "epoch", "loss", "val_loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_s"):
         assert column in row
+
+
+def test_the_curve_is_drawn_without_a_word_where_the_home_may_not_be_written(tmp_path):
+    (tmp_path / "home").write_text("")
+    code = "from aura import report; report.draw_curve([{'step': '1', 'loss': '3'}], 'loss.png')"
+    assert run(["-c", code], tmp_path, HOME=tmp_path / "home", fresh=True) == (0, "")
+    assert (tmp_path / "loss.png").stat().st_size
 
 
 def test_the_curve_is_a_png_even_with_nan(tmp_path):
