@@ -114,10 +114,9 @@ def size_of(meta):
 
 
 def read(directory):
-    """The Dataset in `directory`, or None when there is none. Raises UserError for a dataset.json that is broken."""
+    """The Dataset in `directory`, or None when there is none. Raises UserError for a dataset.json that is broken or may
+    not be read."""
     path = Path(directory) / "dataset.json"
-    if not path.exists():
-        return None
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
@@ -125,6 +124,11 @@ def read(directory):
         found = Dataset(Path(directory), meta)
         _require_whole(found)
         return found
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as problem:
+        raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); corrija sus permisos, o indique otra "
+                        "carpeta con --data-dir") from problem
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise UserError(f"{str(path)!r} está dañado: {AGAIN}") from problem
 
@@ -224,6 +228,8 @@ def _intact(final, options, corpus, note):
         existing.verify()
         return existing
     except UserError as problem:
+        if isinstance(problem.__cause__, PermissionError):  # another user's, and maybe whole: not to be replaced
+            raise
         note(f"Aviso: {problem}. Se preparan de nuevo.")
         return None
 

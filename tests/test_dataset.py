@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -315,6 +316,19 @@ def test_a_full_disk_and_a_closed_file_name_the_way_out(book, tmp_path, monkeypa
     monkeypatch.setattr(type(book), "read_bytes", refused(errno.EACCES))
     with pytest.raises(UserError, match=r"tokenizer\.model': no se puede leer .permiso denegado.: corrija sus perm"):
         found.load_tokenizer()
+
+
+def test_prepared_data_that_may_not_be_read_are_not_replaced(book, tmp_path, monkeypatch):
+    found = prepare(book, tmp_path / "Data")
+
+    def denied(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(UserError, match=r"dataset\.json': no se puede leer .permiso denegado.; .* con --data-dir$"):
+        prepare(book, tmp_path / "Data")
+    monkeypatch.undo()
+    assert dataset.read(found.directory).meta["prepared_at"] == found.meta["prepared_at"]
 
 
 def test_a_name_that_is_no_utf8_is_prepared_and_found_again(tmp_path):
