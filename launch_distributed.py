@@ -19,6 +19,7 @@ from pathlib import Path
 
 from aura import cgroup, cli, launch, placement, waiting
 from aura.errors import EXIT_OK, UserError
+from aura.files import path_called
 
 ROOT = Path(__file__).resolve().parent
 AS_RANK = "--as-rank"
@@ -59,7 +60,9 @@ def parse(words):
 def find_script(name):
     """The script's path as seen from here, or beside this launcher. Raises UserError with the names that are near."""
     for path in (Path(name), ROOT / name):
-        if path.is_file():
+        if path_called(path, f"--script {name!r}").is_file():
+            if not os.access(path, os.R_OK):  # Python would say so in English, once a rank
+                raise UserError(f"--script {name!r}: no se puede leer (permiso denegado); compruebe sus permisos")
             return str(path)
     known = sorted({path.name for folder in (Path(name).parent, ROOT) for path in folder.glob("*.py")})
     near = difflib.get_close_matches(Path(name).name, known, n=3)

@@ -159,6 +159,14 @@ def test_bad_input_is_one_line_with_the_way_out(main, options, pieces):
     assert "\n" not in str(problem.value) and all(piece in str(problem.value) for piece in pieces), str(problem.value)
 
 
+def test_a_script_that_may_not_be_read_is_one_line(main, monkeypatch):
+    with pytest.raises(UserError, match="^--script 'aaa.*': no se puede leer .el nombre es demasiado largo."):
+        main("--script", "a" * 300, "--cpu", 1)  # as in a folder that one may not enter, but for root
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="^--script 'hola mundo.py': no se puede leer .permiso denegado.; compruebe"):
+        main("--script", "hola mundo.py", "--cpu", 1)
+
+
 def test_a_busy_port_is_named_and_a_free_one_offered(main):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
