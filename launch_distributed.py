@@ -59,8 +59,8 @@ def parse(words):
 
 def find_script(name):
     """The script's path as seen from here, or beside this launcher. Raises UserError with the names that are near."""
-    for path in (Path(name), ROOT / name):
-        if path_called(path, f"--script {name!r}").is_file():
+    for path in (path_called(each, f"--script {name!r}") for each in (name, ROOT / name)):
+        if path.is_file():
             if not os.access(path, os.R_OK):  # Python would say so in English, once a rank
                 raise UserError(f"--script {name!r}: no se puede leer (permiso denegado); compruebe sus permisos")
             return str(path)
