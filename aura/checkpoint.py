@@ -259,12 +259,14 @@ class Checkpointer:
         started = time.perf_counter()
         self.finish()
         name = self.names.interrupted if interrupted else self.names.regular
-        files = {path_of(self.directory, step, name): state} if self.dist.main else {}
+        files = {}
         if own is not None:  # with it the other ranks need nothing from rank 0 to go on
             sync = {key: value for key, value in state["sync"].items() if not isinstance(value, torch.Tensor)}
             files[path_of(self.own, step)] = {"own": own, **({"sync": sync} if self.dist.main else
                                                              {**self.constants, **state})}
-        if not self.dist.main:
+        if self.dist.main:  # last: killed in between, the run goes on from the one before, of which all is there
+            files[path_of(self.directory, step, name)] = state
+        else:
             self._came_from(path_of(self.directory, step, name))
         if not files:
             collect(state, self.dist)
@@ -313,7 +315,8 @@ class Checkpointer:
             self.poll()
 
     def _write(self, files):
-        """Write {path: state}, each whole or not at all."""
+        """Write {path: state} in this order, each whole or not at all."""
+        warning = None
         for path, state in files.items():
             try:
                 path.parent.mkdir(exist_ok=True)
@@ -331,11 +334,13 @@ class Checkpointer:
                 if path.parent == self.directory:
                     self.failure = TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}")
                     return
-                self.dist.print_each(f"Aviso: no se pudo guardar {str(path)!r} ({explain(problem)}): si se reanuda, "
-                                     "será desde los pesos acordados.")
+                warning = (f"Aviso: no se pudo guardar {str(path)!r} ({explain(problem)}): si se reanuda, será desde "
+                           "los pesos acordados.")
             except Exception as problem:  # it happens in a thread, and belongs to whoever waits for it
                 self.failure = problem
                 return
+        if warning:  # else the run ends, and goes on from the one before
+            self.dist.print_each(warning)
 
     def _came_from(self, path, holder=0):
         self.source, self.last = (str(path), holder), str(path)

@@ -333,6 +333,25 @@ def test_a_disk_that_fills_up_in_the_background_is_told_once(tmp_path, monkeypat
     assert keeper.load("auto")["step"] == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("background", [False, True])
+def test_all_of_the_checkpoint_before_is_there_where_rank_0_ends_between_its_two_files(
+        tmp_path, monkeypatch, capsys, background):
+    keeper, own = checkpoint.Checkpointer(tmp_path, Session(), background=background), {"own": torch.ones(2)}
+    keeper.save(1, {**state(1), "sync": {"run": "a"}}, own=own)
+    keeper.finish()
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **options: real(
+        "/dev/full" if str(path).startswith(str(tmp_path / ".ckpt-00000002")) else path, *rest, **options))
+    with pytest.raises(TrainingFault, match="no queda espacio"):
+        keeper.save(2, {**state(2), "sync": {"run": "a"}}, own=own)
+        keeper.finish()
+    monkeypatch.undo()
+    assert [path.name for path in checkpoint.found(keeper.own)] == ["ckpt-00000002.pt", "ckpt-00000001.pt"]
+    loaded = keeper.load("auto", setting={"run": "a"})
+    assert loaded["step"] == 1 and torch.equal(loaded["own"]["own"], torch.ones(2)) and not capsys.readouterr().out
+
+
 def test_the_old_one_stays_when_the_new_one_does_not_verify(tmp_path, monkeypatch):
     keeper = saved(tmp_path, 1, keep=1)
     monkeypatch.setattr(checkpoint, "damage", lambda path: "el registro data/0 está dañado")
