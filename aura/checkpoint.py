@@ -217,7 +217,8 @@ class Checkpointer:
     def start_fresh(self):
         """Move the checkpoints of an earlier run aside so that 'the newest' always belongs to this one."""
         if self.dist.main:
-            folder = set_aside(found(self.directory), self.directory)
+            with self._writing():
+                folder = set_aside(found(self.directory), self.directory)
             if folder:
                 self.dist.print(f"Los puntos de control anteriores se han movido a {folder}.")
 
@@ -229,7 +230,8 @@ class Checkpointer:
             path, others = Path(path), found(self.directory)
             if path.parent.resolve() == self.directory.resolve():
                 others = [other for other in others if step_of(other) > (step_of(path) or 0)]
-            folder = set_aside(others, self.directory)
+            with self._writing():
+                folder = set_aside(others, self.directory)
             if folder:
                 self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
 
@@ -246,7 +248,8 @@ class Checkpointer:
     def begin(self, resume):
         """Leave word that what lies in the folder is of this launch, for a later attempt to know."""
         if self.dist.main and resume != "auto":
-            write_bytes(self.directory / LAUNCH, self.dist.launch.encode())
+            with self._writing():
+                write_bytes(self.directory / LAUNCH, self.dist.launch.encode())
 
     def save(self, step, state, interrupted=False, own=None):
         """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background if
@@ -428,9 +431,19 @@ class Checkpointer:
         """Leave a sync's origin in the folder of its run: by it load() knows what belongs to the run when rank 0 was
         lost before it had saved anything since."""
         if self.dist.main and origin:
-            write_bytes(self.directory / ORIGIN, origin.encode())
+            with self._writing():
+                write_bytes(self.directory / ORIGIN, origin.encode())
         elif self.dist.main:
             (self.directory / ORIGIN).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _writing(self):
+        """A block that writes to the folder before the training: what the disk refuses there is a UserError."""
+        try:
+            yield
+        except OSError as problem:
+            raise UserError(f"--checkpoint-dir {str(self.directory)!r}: no se puede escribir ahí ({explain(problem)}); "
+                            "haga sitio o indique otra carpeta") from problem
 
     def _signed(self):
         with contextlib.suppress(FileNotFoundError):

@@ -333,6 +333,20 @@ def test_a_disk_that_fills_up_in_the_background_is_told_once(tmp_path, monkeypat
     assert keeper.load("auto")["step"] == 1
 
 
+def test_a_disk_that_fills_up_before_the_first_step_is_told_in_one_line(tmp_path, monkeypatch):
+    keeper = saved(tmp_path, 1, 2)
+    keeper.source = (str(checkpoint.path_of(tmp_path, 1)), 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_bytes", full)
+    monkeypatch.setattr(checkpoint, "set_aside", full)
+    for step in (lambda: keeper.sign("a"), lambda: keeper.begin("none"), keeper.start_fresh, keeper.branch_off):
+        with pytest.raises(UserError, match="^--checkpoint-dir '.*no queda espacio en el disco.; haga sitio o indique"):
+            step()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("background", [False, True])
 def test_all_of_the_checkpoint_before_is_there_where_rank_0_ends_between_its_two_files(
