@@ -58,7 +58,7 @@ class Reporter:
         self.ideal, self.unexchanged, self.unit = ideal, unexchanged, unit
         self.counted = self.seconds = 0.0
         self.step_times = []
-        self.bar = self.board = None
+        self.bar = self.board = self.again = None
         self.lost = False  # the log could not be written
 
     def start(self, step, last=None, *, again=False):
@@ -96,10 +96,14 @@ class Reporter:
             rows = []
         for name in (self.table.name, CURVE):
             remove_partials(self.log_dir, name)
+        self.again = step if again else None  # its row stays until the new one takes its place: by it we know the table
+        self._write_table(row for row in rows if int(row["step"]) <= step)
+
+    def _write_table(self, rows):
         with atomic_write(self.table, "w") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(row for row in rows if int(row["step"]) <= step - again)
+            writer.writerows(rows)
 
     def count(self, count, seconds):
         """Add the tokens or samples and the time of one training step."""
@@ -129,8 +133,11 @@ class Reporter:
         row = {"step": str(step), **{key: repr(value) for key, value in values.items()}}
 
         def write():
-            with open(self.table, "a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, COLUMNS).writerow(row)
+            if step == self.again:
+                self._write_table([*(old for old in read_table(self.table) if int(old["step"]) < step), row])
+            else:
+                with open(self.table, "a", newline="", encoding="utf-8") as file:
+                    csv.DictWriter(file, COLUMNS).writerow(row)
             for key, value in values.items():
                 self.board.add_scalar(key, value, step)
 

@@ -185,6 +185,22 @@ def test_a_row_that_a_killed_run_left_half_is_dropped(tmp_path):
     assert [row["step"] for row in report.read_table(tmp_path / "train.csv")] == ["100"]
 
 
+def test_a_run_killed_before_the_row_that_it_owes_still_knows_its_table(tmp_path, capsys):
+    log = reporter(tmp_path)
+    log.log(1, loss=3.0)
+    last = log.log(2, loss=2.0)
+    log.close()
+    for _ in range(2):  # the first is killed in the evaluation
+        log = report.Reporter(tmp_path, True, 10)
+        log.start(2, last, again=True)
+    log.log(2, loss=2.0, val_loss=5.0)
+    log.log(3, loss=1.0)
+    log.close()
+    found = [(row["step"], row["loss"], row["val_loss"]) for row in report.read_table(tmp_path / "train.csv")]
+    assert found == [("1", "3.0", ""), ("2", "2.0", "5.0"), ("3", "1.0", "")]
+    assert "Aviso" not in capsys.readouterr().out and not list(tmp_path.glob("anterior-*"))
+
+
 def test_durations():
     assert [report.duration(s) for s in (45, 60, 200, 3600, 7500)] == [
         "45 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
