@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import platform
+import shlex
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -333,7 +334,9 @@ def leave_stopped(args, dist, progress, stopped, checkpointer):
     dist.barrier()  # the store lives in rank 0's process
     as_before = "resume" not in args.given or args.resume == "auto"
     said = f"Detenido por una señal en el paso {progress.step}; "
-    how = " La misma orden lo reanuda." if as_before else " Para seguir, la misma orden con --resume auto."
+    # Of a script whose folders are those of the checkpoint that it is given, 'auto' would look into another one.
+    named = f"--resume_from {shlex.quote(str(args.checkpoint_dir))}" if "output_dir" in vars(args) else "--resume auto"
+    how = " La misma orden lo reanuda." if as_before else f" Para seguir, la misma orden con {named}."
     dist.print(f"{said}{checkpointer.named()}.{how}")
     if dist.machines and not dist.main and dist.machines.index(dist.machines[dist.rank]) == dist.rank:
         dist.print_each(f"{said}lo ha guardado el rango 0.{how}")

@@ -102,6 +102,19 @@ def test_an_interrupted_run_says_so_in_the_name(book, tmp_path):
     assert checkpoint.read(path)["progress"]["step"] == checkpoint.step_of(path)
 
 
+def test_what_a_resumed_run_says_to_go_on_with_goes_on(book, tmp_path):
+    options = ["--dataset_path", book, "--output_dir", "otra", *SMALL]
+    assert train(tmp_path, *options, "--max_steps", 4)[0] == 0
+    with Process([SCRIPT, "--resume_from", "otra/checkpoint-step-4.pt", "--max_steps", "5000"], tmp_path) as process:
+        process.wait_for("paso 10/")
+        process.child.send_signal(signal.SIGTERM)
+        code, output = process.finish()
+    said = re.search(r"en el paso (\d+); .* Para seguir, la misma orden con (--resume_from \S+)\.$", output.strip())
+    assert code == 143 and said, output
+    code, output = train(tmp_path, *said[2].split(), "--max_steps", int(said[1]) + 1)
+    assert code == 0 and f"Se reanuda en el paso {said[1]} desde otra" in output, output
+
+
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
