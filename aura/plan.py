@@ -115,7 +115,7 @@ def _loss_bytes(job, rows, width, low):
     """(forward, backward) of the head with its loss: bytes at the worst moment, gradients of the head included.
 
     Fused (aura/fused/loss.py): both gradients are made in forward, the weight's in float32, beside one chunk of logits
-    and, under autocast, the weight and its gradient, on a CPU a part of that, in 16 bits. torch's way
+    and, under autocast, the weight in 16 bits and on a CPU a part of its gradient. torch's way
     (ops.linear_cross_entropy): forward holds float32 logits and their log-softmax; backward the log-softmax with two
     gradients of its size, or, if that is more, the gradients of the product: of the logits, of hidden and of the
     weight, this one in both precisions under autocast, where the head's own 16-bit copy lives as long as the graph. On
@@ -127,8 +127,8 @@ def _loss_bytes(job, rows, width, low):
         chunk = vocabulary * -(-rows // max(1, -(-logits * low // CHUNK_BYTES)))
         forward = low * hidden + 4 * head + low * chunk
         if low == 2:
-            rows_at_once = vocabulary if job.device_type == "cuda" else min(WEIGHT_ROWS, vocabulary)
-            forward += 2 * head + max(_wide(job) * chunk, (2 + _wide(job)) * rows_at_once * width)
+            part = min(WEIGHT_ROWS, vocabulary) * width if job.device_type == "cpu" else 0
+            forward += 2 * head + max(_wide(job) * chunk, (2 + _wide(job)) * part)
         return forward, low * hidden + 4 * head
     copy = 2 * head if low == 2 else 0
     chunk = min(rows, ops.loss_rows(vocabulary, job.device_type))

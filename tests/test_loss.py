@@ -100,6 +100,20 @@ def test_rows():
     check_rows()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("classes", [333, 336])
+def test_columns_beyond_the_classes_change_nothing(monkeypatch, dtype, classes):
+    """As on a GPU, where logits have a multiple of eight columns; gradients are of the weight's size all the same."""
+    small_chunks(monkeypatch, rows=10, classes=classes, size=dtype.itemsize)
+    hidden, weight, targets = example(25, classes, dtype=dtype)
+    expected = with_gradients(linear_cross_entropy, hidden, weight, targets)
+    monkeypatch.setitem(fused.COLUMNS, "cpu", 8)
+    found = with_gradients(linear_cross_entropy, hidden, weight, targets)
+    assert found[2].shape == weight.shape and found[2].is_contiguous()
+    for value, wanted in zip(found, expected, strict=True):
+        assert error(value, wanted.double()) < NORM_ERROR[dtype]
+
+
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_instruction_sets(isa):
     support.check_on(isa, __name__, "check_rows")
