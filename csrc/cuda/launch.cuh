@@ -39,18 +39,38 @@ inline const char* report(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// Queue a grid of blocks with `shared` bytes of dynamic shared memory each; null, or why not.
+// Queue a grid of blocks with `shared` bytes of dynamic shared memory each; null, or why not. early: see launch_early.
 template <typename... Wanted, typename... Given>
-const char* launch(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream, const Given&... given) {
+const char* queue_grid(bool early, void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream,
+                       const Given&... given) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
   cudaError_t error = cudaSuccess;
   if (shared > 48 * 1024) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, given...);
   return error == cudaSuccess ? nullptr : report(error);
+}
+
+template <typename... Wanted, typename... Given>
+const char* launch(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream, const Given&... given) {
+  return queue_grid(false, kernel, grid, block, shared, stream, given...);
+}
+
+// The same for a kernel that calls wait_for_previous() (ptx.cuh) first: its blocks are made ready while the last of the
+// kernel before, which has called let_next_begin(), are at work.
+template <typename... Wanted, typename... Given>
+const char* launch_early(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream,
+                         const Given&... given) {
+  const bool can = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  return queue_grid(can, kernel, grid, block, shared, stream, given...);
 }
 
 }  // namespace cuda

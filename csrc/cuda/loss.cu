@@ -126,7 +126,7 @@ __device__ __forceinline__ void gradient(void* row, int column, int target, cons
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyRows a, int64_t rows) {
-  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across(shared_memory());
   const int classes = static_cast<int>(a.classes);
   for (int64_t i = blockIdx.x; i < rows; i += gridDim.x) {
     void* row = static_cast<unsigned char*>(a.logits) + i * a.row_stride * kBytes<T>;

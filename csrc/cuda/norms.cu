@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kThreads = 512;  // of a block, at most
 constexpr int kElements = 32;  // of a row in the registers of a thread, at most
-constexpr int kWarpRows = 4;   // of a block where a warp has a row
+constexpr int kWarpRows = 4;   // of a block of the forward kernel where a warp has a row
 
 // x, residual (and y, dy), weight.
 template <typename X_, typename R_, typename W_>
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
-  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across(shared_memory());
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, start = row * columns + first;
   if (row >= rows) return;
@@ -264,25 +264,40 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
   }
 }
 
-// A block takes every gridDim-th of the rows. Its sums for dweight stay in registers and those for dbias in shared
-// memory: for both there are not registers enough. What comes past the norm is loaded with the row while there are:
-// between the sums and the stores, each vector of it would be waited for by itself.
+// Begin to bring to the L2 cache what this thread's part of a row will read of a tensor, by one lane for each 128 bytes.
+template <typename R, int kCount, int kVectors>
+__device__ __forceinline__ void prefetch_row(const void* tensor, int64_t start, int first, int columns) {
+  constexpr int kLine = 128 / (kCount * kBytes<R>), kLanes = kLine < kWarp ? kLine : kWarp;
+  if (threadIdx.x % kLanes != 0) return;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (first + v * kStep<kCount> >= columns) continue;
+    prefetch(static_cast<const unsigned char*>(tensor) + (start + v * kStep<kCount>) * kBytes<R>);
+  }
+}
+
+// A multiprocessor has one block, which takes every so many rows, as many at a time as it has threads for: each block
+// leaves sums for dweight and dbias, and the fewer there are, the less is written and read again. Those for dweight
+// stay in registers and those for dbias in shared memory: for both there are not registers enough. What comes past the
+// norm is loaded with the row while there are: between the sums and the stores, each vector of it would be waited for
+// by itself. While a row is computed, the next one comes to the L2 cache.
 template <typename T, int kCount, int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_rows(const NormBackward a, int64_t rows, float scale, float* partials) {
   using R = typename T::R;
   using W = typename T::W;
   constexpr bool kEarly = kVectors <= 4;
-  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
-  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + RowReduce::kSize) +
+  let_next_begin();
+  RowReduce across(shared_memory());
+  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + blockDim.y * RowReduce::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   float dweight[kVectors][kCount] = {};
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) slots.set(v, dweight[v]);
 
-  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
-       row += int64_t{gridDim.x} * blockDim.y) {
+  const int64_t apart = int64_t{gridDim.x} * blockDim.y;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows; row += apart) {
     const int64_t start = row * columns + first;
     Vector<R, kCount> x[kVectors], dy[kVectors], past[kEarly ? kVectors : 1];
 #pragma unroll
@@ -295,6 +310,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
     const float rstd = static_cast<const float*>(a.rstd)[row];
+    if (row + apart < rows) {
+      const int64_t next = start + apart * columns;
+      prefetch_row<R, kCount, kVectors>(a.x, next, first, columns);
+      prefetch_row<R, kCount, kVectors>(a.dy, next, first, columns);
+      if (a.d_new_residual) prefetch_row<R, kCount, kVectors>(a.d_new_residual, next, first, columns);
+    }
     float sums[2] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -336,7 +357,7 @@ template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
-  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t start = row * a.columns;
@@ -376,7 +397,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
                                                           float* partials) {
   using R = typename T::R;
   using W = typename T::W;
-  RowReduce across{reinterpret_cast<float*>(shared_memory()), 0};
+  RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * a.columns;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -425,6 +446,7 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const int64_t column = int64_t{blockIdx.x} * kWarp + x, turned = int64_t{blockIdx.x} * kWarp + y;
   float sum[1] = {};
+  wait_for_previous();
   if (column < columns) {
     const float* from = partials + blockIdx.y * columns + column;
 #pragma unroll 8
@@ -448,23 +470,29 @@ int elements_of(int64_t columns, int count) {
   return columns <= kThreads * kElements ? kElements : 0;
 }
 
-// The threads of a row (x) and the rows of a block (y).
-dim3 block_of(int64_t columns, int elements) {
-  if (elements == 0) return dim3(kThreads, 1);
-  const unsigned warps = static_cast<unsigned>(ceil_div(columns, kWarp * elements));
-  return dim3(warps * kWarp, warps == 1 ? kWarpRows : 1);
+// The threads of a row.
+unsigned threads_of(int64_t columns, int elements) {
+  return elements == 0 ? kThreads : static_cast<unsigned>(ceil_div(columns, kWarp * elements)) * kWarp;
 }
 
-// As many blocks as a card can run at once, which is as many as its registers hold: they begin and end together. Fewer
-// where each would have too few rows for its partial sums to be little beside them. Reckoned for aligned rows, whatever
-// they are.
+// The threads of a row (x) and the rows of a block (y).
+dim3 forward_block(int64_t columns, int elements) {
+  const unsigned threads = threads_of(columns, elements);
+  return dim3(threads, threads == kWarp ? kWarpRows : 1);
+}
+dim3 backward_block(int64_t columns, int elements) {
+  const unsigned threads = threads_of(columns, elements);
+  return dim3(threads, kThreads / threads);
+}
+
+// A block for each multiprocessor, whose registers hold no more: they begin and end together. Fewer where each would
+// have too few rows for its partial sums to be little beside them. Reckoned for aligned rows, whatever they are.
 int64_t partials(int64_t rows, int64_t columns, NormTypes types) {
-  constexpr int64_t kThreadsAtOnce = 512, kFewestTurns = 4;  // of a multiprocessor, at 128 registers each
+  constexpr int64_t kFewestTurns = 4;
   const bool wide = types == NormTypes::kFloat || types == NormTypes::kBFloat16FloatFloat ||
                     types == NormTypes::kHalfFloatFloat;
-  const dim3 block = block_of(columns, elements_of(columns, wide ? 4 : 8));
-  const int64_t threads = device_attribute(cudaDevAttrMultiProcessorCount) * kThreadsAtOnce;
-  const int64_t most = std::max<int64_t>(1, threads / (block.x * block.y));
+  const dim3 block = backward_block(columns, elements_of(columns, wide ? 4 : 8));
+  const int64_t most = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount));
   const int64_t turns = std::max(kFewestTurns, ceil_div(rows, most * block.y));
   return ceil_div(rows, turns * block.y);
 }
@@ -499,7 +527,7 @@ const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* strea
   if (elements == 8) kernel = forward_rows<T, kCount, 8 / kCount>;
   if (elements == 16) kernel = count == 1 ? forward_rows<T, 1, 16> : forward_rows<T, kCount, 16 / kCount>;
   if (elements == 32) kernel = forward_rows<T, kCount, 32 / kCount>;
-  const dim3 block = block_of(a.columns, elements);
+  const dim3 block = forward_block(a.columns, elements);
   const int64_t blocks = ceil_div(rows, block.y);
   if (blocks > INT_MAX) return "more rows than a grid has blocks";
   return launch(kernel, grid_of(blocks), block, RowReduce::kSize, stream, a, rows, rms,
@@ -516,18 +544,18 @@ const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, flo
   if (elements == 8) kernel = backward_rows<T, kCount, 8 / kCount>;
   if (elements == 16) kernel = count == 1 ? backward_rows<T, 1, 16> : backward_rows<T, kCount, 16 / kCount>;
   if (elements == 32) kernel = backward_rows<T, kCount, 32 / kCount>;
-  const dim3 block = block_of(a.columns, elements);
-  const int slots = static_cast<int>(block.x * block.y * sizeof(float)) * elements;
-  return launch(kernel, grid_of(blocks), block, RowReduce::kSize + slots, stream, a, rows,
+  const dim3 block = backward_block(a.columns, elements);
+  const int of_row = RowReduce::kSize + static_cast<int>(block.x * sizeof(float)) * elements;
+  return launch(kernel, grid_of(blocks), block, static_cast<int>(block.y) * of_row, stream, a, rows,
                 static_cast<float>(a.dropout.scale()), sums);
 }
 
 template <typename W>
 const char* add_partials_as(const float* sums, int64_t blocks, int64_t columns, int64_t stride, void* dweight,
                             void* dbias, void* stream) {
-  return launch(add_partials<W>, grid_of(ceil_div(columns, kWarp), dbias ? 2 : 1), dim3(kWarp, kWarp),
-                kWarp * (kWarp + 1) * static_cast<int>(sizeof(float)), stream, sums, blocks, columns, stride, dweight,
-                dbias);
+  return launch_early(add_partials<W>, grid_of(ceil_div(columns, kWarp), dbias ? 2 : 1), dim3(kWarp, kWarp),
+                      kWarp * (kWarp + 1) * static_cast<int>(sizeof(float)), stream, sums, blocks, columns, stride,
+                      dweight, dbias);
 }
 
 const char* forward(const NormForward& a, int64_t rows, bool rms, NormTypes types, void* stream) {

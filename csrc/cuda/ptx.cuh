@@ -26,6 +26,29 @@ __device__ __forceinline__ int block_number() {
   return number;
 }
 
+// 9.7.9.15 prefetch: the 128 bytes in which this lies, to the L2 cache; nobody waits for them.
+__device__ __forceinline__ void prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(global) : "memory");
+}
+
+// 9.7.13.1 bar.sync: the numbered barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps, `threads` in all.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// 9.7.13.13 griddepcontrol, of sm_90 and later: the blocks of a kernel queued by launch_early() may begin when all of
+// this one's have come here or are done; and there, wait until those before are done and what they wrote can be read.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
 // 9.7.9.25 cp.async: 16 or 8 bytes from device to shared memory, both aligned to as many, beside what the thread does;
 // the first `bytes` of them are read, the rest is zeros (0: nothing is read).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {

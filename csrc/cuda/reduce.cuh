@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/ptx.cuh"
+
 namespace aura {
 namespace cuda {
 
@@ -29,14 +31,17 @@ __device__ __forceinline__ void combine_lanes(float (&numbers)[kNumbers]) {
 }
 
 // Combines one or two numbers over the threads of a row, which are those of threadIdx.x; all of them get the same
-// result, to the last bit.
+// result, to the last bit. Rows of a block, by threadIdx.y, do not wait for one another.
 struct RowReduce {
   static constexpr int kMostWarps = 32;
-  static constexpr int kSize = 2 * kMostWarps * 2 * sizeof(float);
+  static constexpr int kSize = 2 * kMostWarps * 2 * sizeof(float);  // bytes, for each row of more than one warp
   float* of_warps;
   // Successive results use the two halves of of_warps in turn, so that one barrier each is enough: whoever writes a
   // half again has passed the barrier after it was read.
-  int turn;
+  int turn = 0;
+
+  __device__ __forceinline__ explicit RowReduce(unsigned char* memory)
+      : of_warps(reinterpret_cast<float*>(memory + threadIdx.y * kSize)) {}
 
   template <int kNumbers>
   __device__ __forceinline__ void sum(float (&numbers)[kNumbers]) {
@@ -60,7 +65,7 @@ struct RowReduce {
     for (int i = 0; i < kNumbers; ++i) {
       if (lane == 0) half[2 * warp + i] = numbers[i];
     }
-    __syncthreads();
+    sync_threads(1 + static_cast<int>(threadIdx.y), static_cast<int>(blockDim.x));
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) numbers[i] = lane < warps ? half[2 * lane + i] : Operation::kNothing;
     combine_lanes<Operation>(numbers);

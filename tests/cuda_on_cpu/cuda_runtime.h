@@ -200,7 +200,13 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor,
 };
 using cudaStream_t = void*;
-struct cudaLaunchAttribute;
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes = 0;

@@ -13,6 +13,12 @@ inline unsigned char* shared_memory() { return emulated::shared_memory(); }
 
 inline int block_number() { return static_cast<int>(blockIdx.x); }
 
+inline void prefetch(const void*) {}
+inline void sync_threads(int barrier, int threads) { emulated::meet(barrier, threads, true); }
+// A kernel begins when the one before has ended.
+inline void let_next_begin() {}
+inline void wait_for_previous() {}
+
 inline void copy_async_16(void* shared, const void* global, int bytes) {
   emulated::copy_later(shared, global, bytes, 16);
 }
