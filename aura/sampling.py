@@ -40,7 +40,7 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
     try:
         for _ in range(length):
             if cache is None or cache.length + len(pending) > context:
-                cache = model.empty_cache(1)
+                cache = model.empty_cache()
                 pending = tokens if len(tokens) < context else tokens[-max(1, context // 2):]
             logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1]
             token = choose(logits, generator, **choice)

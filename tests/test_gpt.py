@@ -104,7 +104,7 @@ def test_checkpointing_is_for_training_only(monkeypatch):
     model.grad_checkpointing = True
     monkeypatch.setattr(gpt, "checkpoint", None)
     assert gradients_of(model)[0].isfinite()
-    cache = model.empty_cache(1)
+    cache = model.empty_cache()
     with torch.no_grad():
         model.train()(torch.zeros(1, 5, dtype=torch.long), cache=cache)
     assert cache.length == 5
@@ -153,7 +153,7 @@ def test_cached_logits_equal_uncached():
     tokens = torch.randint(101, (1, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole = model(tokens)
-        cache = model.empty_cache(1)
+        cache = model.empty_cache()
         parts = [model(tokens[:, :5], cache=cache)] + [model(tokens[:, i:i + 1], cache=cache) for i in range(5, 12)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 

@@ -195,13 +195,13 @@ def test_cached_logits_equal_uncached(config):
     model = build(config).eval()
     tokens = tokens_of(1, 12)
     with torch.no_grad():
-        whole, cache = model(tokens), model.empty_cache(1)
+        whole, cache = model(tokens), model.empty_cache()
         parts = [model(tokens[:, :5], cache=cache)] + [model(tokens[:, i:i + 1], cache=cache) for i in range(5, 12)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 
 
 def logits_one_by_one(model, tokens):
-    cache = model.empty_cache(len(tokens))
+    cache = model.empty_cache()
     with torch.no_grad():
         return torch.cat([model(tokens[:, i:i + 1], cache=cache) for i in range(tokens.shape[1])], 1)
 

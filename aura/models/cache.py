@@ -1,16 +1,13 @@
 """Keys and values of the positions a model has seen, for generation."""
 
-import torch
-
 
 class KVCache:
-    """One slot for each attention of a model's forward pass. Memory: 2 * slots * batch * seq_len * heads * head_width
-    values. `length`: positions seen so far."""
+    """One slot for each attention of a model's forward pass. Memory, from the first extend() on: 2 * slots * batch *
+    seq_len * heads * head_width values. `length`: positions seen so far."""
 
-    def __init__(self, slots, batch, seq_len, heads, head_width, device, dtype):
-        shape = (slots, batch, seq_len, heads, head_width)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
+    def __init__(self, slots, seq_len):
+        self.slots, self.seq_len = slots, seq_len
+        self.keys = self.values = None
         self.length = 0
 
     def extend(self, slot, k, v):
@@ -18,6 +15,9 @@ class KVCache:
 
         T > 1 is for an empty cache only: a later chunk would need a mask that is not square.
         """
+        if self.keys is None:  # like what comes: under autocast, and sharded, that is not the dtype of the weights
+            shape = self.slots, len(k), self.seq_len, *k.shape[2:]
+            self.keys, self.values = k.new_empty(shape), v.new_empty(shape)
         end = self.length + k.shape[1]
         self.keys[slot, :, self.length:end] = k
         self.values[slot, :, self.length:end] = v

@@ -165,11 +165,9 @@ class GPT(nn.Module):
         """torch.compile of this model, for training."""
         return torch.compile(self)
 
-    def empty_cache(self, batch):
-        """A KVCache for generating `batch` texts at a time."""
-        config, weight = self.config, self.wte.weight
-        return KVCache(config.n_layer, batch, config.seq_len, config.n_head, config.n_embd // config.n_head,
-                       weight.device, weight.dtype)
+    def empty_cache(self):
+        """A KVCache for generating texts, as many at a time as it is first given."""
+        return KVCache(self.config.n_layer, self.config.seq_len)
 
     def forward(self, tokens, targets=None, cache=None):
         start = 0 if cache is None else cache.length

@@ -235,11 +235,9 @@ class HRM(nn.Module):
         self.start.copy_(torch.empty(self.start.shape).normal_(generator=generator))
         return self
 
-    def empty_cache(self, batch):
-        """A KVCache for generating `batch` texts at a time: a slot for each segment, stack pass and layer."""
-        config = self.config
-        return KVCache(config.segments * config.passes * config.n_layer, batch, config.seq_len, config.n_head,
-                       config.n_embd // config.n_head, self.wte.weight.device, self.wte.weight.dtype)
+    def empty_cache(self):
+        """A KVCache as of a GPT: a slot for each segment, stack pass and layer."""
+        return KVCache(self.config.segments * self.config.passes * self.config.n_layer, self.config.seq_len)
 
     def forward(self, tokens, targets=None, cache=None, cu_seqlens=None):
         states = self.states(tokens, cache, cu_seqlens)
