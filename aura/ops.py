@@ -108,7 +108,12 @@ def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
         return x.dtype in KERNEL_DTYPES
     if not (_gpu and x.is_cuda and x.dtype in on_gpu):
         return False
-    return _gpu is True or _gpu.wins((op, x.dtype, form, width), size)
+    if _gpu is True:
+        return True
+    dtype = x.dtype
+    if op == "cross_entropy" and dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")  # of the logits, which are what it is given, whatever they are made of
+    return _gpu.wins((op, dtype, form, width), size)
 
 
 def _takes_heads(q, causal, cu_seqlens):

@@ -96,6 +96,32 @@ def test_auto_goes_by_what_was_measured_on_the_card(card):
         assert ops._takes("rms_norm", on_card(8, 8192), 8192)
 
 
+@pytest.fixture
+def autocast_to():
+    """A function that turns autocast on a card on, for a dtype, here where there is none."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+    def turn_on(dtype):
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", dtype)
+
+    yield turn_on
+    torch.set_autocast_enabled("cuda", before[0])
+    torch.set_autocast_dtype("cuda", before[1])
+
+
+def test_the_loss_asks_by_the_dtype_of_its_logits(card, autocast_to):
+    """Models end in a norm that autocast leaves in float32, and its product with the head is in 16 bits."""
+    speeds.write(card.file, speeds.Speeds({("cross_entropy", HALF, "", 0): [(32_000, 9.0)], NORM: [(768, 2.0)]}))
+    hidden = on_card(8, 768, dtype=torch.float32)
+    with ops.using("auto", "cuda"):
+        assert not ops._takes("cross_entropy", hidden, 50_257)
+        autocast_to(HALF)
+        assert ops._takes("cross_entropy", hidden, 50_257) and not ops._takes("layer_norm", hidden, 768)
+        autocast_to(torch.float16)
+        assert not ops._takes("cross_entropy", hidden, 50_257)
+
+
 def test_auto_builds_nothing_where_nobody_has_measured_or_nothing_is_faster(card):
     for known in (None, speeds.Speeds({NORM: [(768, 0.9)]})):
         if known:
