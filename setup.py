@@ -56,7 +56,7 @@ setup(
     version=re.search(r'__version__ = "([^"]+)"', (HERE / "aura" / "__init__.py").read_text())[1],
     description="Entrenamiento de modelos de lenguaje en español con PyTorch",
     packages=["aura", "aura.fused", "aura.models", "aura.muestra"],
-    package_data={"aura": ["squad_sample.json"]},
+    package_data={"aura": ["squad_sample.json", "speeds-*.json"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.10", "numpy", "sentencepiece", "safetensors", "protobuf", "tqdm", "tensorboard",
                       "matplotlib", "psutil", "nvidia-ml-py"],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from aura import extension
+from aura import extension, speeds
 from aura.errors import UserError
 from aura.extension import CSRC, Unavailable, escaped, quoted
 
@@ -47,8 +47,19 @@ def load():
 def speeds_file():
     """Where it is kept which of these kernels are faster than torch on the current card: beside them, so that nobody
     believes what was measured with others. Raises Unavailable."""
-    card = re.sub(r"\W+", "-", torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
-    return extension.build_folder(_plan()[1]) / f"speeds-{card}.json"
+    return extension.build_folder(_plan()[1]) / _speeds_name()
+
+
+def known_speeds():
+    """The speeds.Speeds measured on the current card or, where nobody has, those that this package brings for cards of
+    its name; None where there are neither. Raises Unavailable, and UserError for a damaged file."""
+    own, shipped = speeds_file(), Path(__file__).with_name(_speeds_name())
+    return speeds.read(own) or speeds.read(shipped, f"una {torch.cuda.get_device_name()}")
+
+
+def _speeds_name():
+    card = re.sub(r"\W+", "-", torch.cuda.get_device_name())
+    return f"speeds-{card}.json"
 
 
 def _plan():

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from aura import extension, speeds
+from aura import extension
 from aura.errors import UserError
 
 CHOICES = ("auto", "fused", "sdpa", "reference")
@@ -33,10 +33,10 @@ def use(choice="auto", device="cpu"):
     """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
 
     auto is fused where the extension can be built, else sdpa; on a GPU each operation goes to whoever was the faster
-    when `benchmarks/gpu.py --learn` measured this card, and all to torch where nobody has. Builds and loads the
-    extension if need be, and its kernels for a device "cuda" where they are wanted. Tensors our kernels do not take
-    (float16 and heads wider than 256 on a CPU; float64, attention in float32 and heads of other widths than GPU_WIDTHS
-    on a GPU; other devices) go to torch's in any case. Returns the choice that was made.
+    when `benchmarks/gpu.py --learn` measured this card or, before that, we one of its name, and all to torch where
+    nobody has. Builds and loads the extension if need be, and its kernels for a device "cuda" where they are wanted.
+    Tensors our kernels do not take (float16 and heads wider than 256 on a CPU; float64, attention in float32 and heads
+    of other widths than GPU_WIDTHS on a GPU; other devices) go to torch's in any case. Returns the choice made.
     Raises UserError where fused cannot be had.
     """
     global _choice, _gpu
@@ -88,7 +88,7 @@ def _load_gpu(choice):
         if choice == "fused":
             cuda_extension.load()
             return True, None
-        known = speeds.read(cuda_extension.speeds_file())
+        known = cuda_extension.known_speeds()
         if known is None or not known.operations():
             return False, None
         cuda_extension.load()
@@ -333,7 +333,7 @@ def describe(device):
     if _gpu and device.type == "cuda":
         if _gpu is True:
             return "atención, normas y pérdida: núcleos propios de CUDA"
-        return (f"por lo medido en esta tarjeta, núcleos propios de CUDA donde son más rápidos ("
+        return (f"por lo medido en {_gpu.card}, núcleos propios de CUDA donde son más rápidos ("
                 f"{', '.join(_gpu.operations())}), torch en lo demás")
     names = {"reference": "la fórmula en torch", "sdpa": "scaled_dot_product_attention de torch"}
     why = f" (núcleos propios en {device.type}: solo con --attention fused)" if _choice == "fused" else ""

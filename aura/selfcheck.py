@@ -60,8 +60,8 @@ def main():
     """Print the report; returns 0, or 1 when a kernel is wrong."""
     cli.Parser(prog="python -m aura.ops", description="Dice qué núcleos se usan aquí y los compara con float64; código "
                "1 si alguno falla.").parse_args()
-    ops.use("auto")
     device = backend.local_device(0)
+    ops.use("auto", device)
     print(f"{extension.status()}")
     module = extension.load()
     if extension.has_ops(module):

@@ -1,4 +1,7 @@
-"""Where our CUDA kernels are faster than torch: what `benchmarks/gpu.py --learn` measured on a card."""
+"""Where our CUDA kernels are faster than torch: what `benchmarks/gpu.py --learn` measured on a card.
+
+Beside this file speeds-CARD.json holds what it measured on a card we had, for those who have not measured theirs.
+"""
 
 import json
 from dataclasses import dataclass
@@ -17,10 +20,11 @@ class Speeds:
     """cells: {(op, dtype, form, width): [(size, how many times as fast as torch)]}, of forward and backward together.
 
     form: "causal", "full" or "documents" of attention, else "". width: of a head, else 0. size: T of attention and
-    rotary positions, else the length of a row.
+    rotary positions, else the length of a row. card: on which it was measured, in Spanish.
     """
 
     cells: dict
+    card: str = "esta tarjeta"
 
     def __post_init__(self):
         """wins() goes through them by size."""
@@ -67,13 +71,13 @@ def write(path, speeds):
                       for (op, dtype, form, width), cells in speeds.cells.items()])
 
 
-def read(path):
+def read(path, card=Speeds.card):
     """The Speeds of a file, None where there is none. Raises UserError for one that is damaged."""
     if not path.exists():
         return None
     try:
         return Speeds({(op, getattr(torch, dtype), form, width): [tuple(cell) for cell in cells]
-                       for op, dtype, form, width, cells in json.loads(path.read_text(encoding="utf-8"))})
+                       for op, dtype, form, width, cells in json.loads(path.read_text(encoding="utf-8"))}, card)
     except (ValueError, TypeError, AttributeError) as problem:
         raise UserError(f"{str(path)!r} está dañado: bórrelo, o mida otra vez con python benchmarks/gpu.py --learn"
                         ) from problem

@@ -1,13 +1,18 @@
 """aura/speeds.py, and what --attention auto makes of it."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from aura import cuda_extension, extension, ops, speeds
+from aura import cuda_extension, extension, ops, selfcheck, speeds
 from aura.errors import UserError
+from aura.models import bert, gpt, hrm
 
+H200 = Path(speeds.__file__).with_name("speeds-NVIDIA-H200.json")
 HALF = torch.bfloat16
 NORM, CAUSAL = ("layer_norm", HALF, "", 0), ("attention", HALF, "causal", 64)
 
@@ -55,6 +60,53 @@ def test_a_compiled_model_can_ask(monkeypatch, dynamic):
     assert [compiled(torch.zeros(2, size, dtype=HALF))[0, 0] for size in (700, 1700, 1800, 9000)] == [1, 1, 0, 0]
 
 
+def test_a_compiled_model_can_ask_what_we_measured(monkeypatch, autocast_to):
+    monkeypatch.setattr(ops, "_gpu", speeds.read(H200))
+    monkeypatch.setattr(ops, "_choice", "fused")
+    kinds, sizes = list(ops._gpu.cells), (1, 700, 1500, 50_257)
+    given = [on_card(8, dtype=torch.float32 if (op, dtype) == ("cross_entropy", HALF) else dtype)
+             for op, dtype, *_ in kinds]
+    autocast_to(HALF)
+
+    def ask(x):
+        return x, [ops._takes(op, like, size, form=form, width=width)
+                   for like, (op, _, form, width) in zip(given, kinds, strict=True) for size in sizes]
+
+    torch._dynamo.reset()
+    answers = torch.compile(ask, backend="eager", fullgraph=True)(torch.zeros(1))[1]
+    assert answers == [ops._gpu.wins(kind, size) for kind in kinds for size in sizes]
+
+
+def test_what_we_measured_is_what_models_under_autocast_ask_for(monkeypatch):
+    asked, takes = set(), ops._takes
+
+    def heard(op, x, size, *, form="", width=0, **rest):
+        # Of float32 are the norms of what no product of 16 bits has just made, and the loss, which asks by its logits.
+        if x.dtype == HALF:
+            asked.add((op, HALF, form, width))
+        return takes(op, x, size, form=form, width=width, **rest)
+
+    monkeypatch.setattr(ops, "_takes", heard)
+    tokens, lengths = torch.zeros(2, 16, dtype=torch.long), torch.tensor([16, 9])
+    documents = torch.tensor([0, 5, 16, 32])
+    with torch.no_grad(), torch.autocast("cpu", HALF):
+        for heads in (2, 1):  # of 64, of 128
+            sizes = {"vocab_size": 31, "n_layer": 1, "n_head": heads, "n_embd": 128}
+            gpt.GPT(gpt.GPTConfig(**sizes, seq_len=16))(tokens, tokens)
+            hrm.HRM(hrm.HRMConfig(**sizes, seq_len=16, n_ff=32))(tokens, tokens, cu_seqlens=documents)
+            bert.Bert(bert.BertConfig(**sizes, n_ff=32))(tokens, tokens, lengths)
+    known = set(speeds.read(H200).cells)
+    assert len(asked) > 10 and asked - known == {("sigmoid_gate", HALF, "", 0)}  # which nobody measures
+    assert ("cross_entropy", HALF, "", 0) in known
+
+
+def test_what_we_measured_is_installed(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path]
+    subprocess.run(command, cwd=extension.ROOT, check=True, timeout=60)
+    installed, ours = ({path.name for path in folder.glob("*.json")} for folder in (tmp_path / "aura", H200.parent))
+    assert installed == ours and H200.name in ours
+
+
 @pytest.mark.parametrize("content", ["", "[[1]]", "[[1, 2, 3, 4, 5]]", "7", '[["rms_norm", "half_", "", 0, []]]'])
 def test_a_damaged_file_is_one_line_with_the_way_out(tmp_path, content):
     path = tmp_path / "speeds.json"
@@ -65,10 +117,12 @@ def test_a_damaged_file_is_one_line_with_the_way_out(tmp_path, content):
 
 @pytest.fixture
 def card(tmp_path, monkeypatch):
-    """A card whose kernels need no building. Gives the file of its speeds, and how often its kernels were loaded."""
+    """A card of which nobody knows anything and whose kernels need no building. Gives the file of its speeds, and how
+    often its kernels were loaded."""
     if not extension.has_ops(extension.load()):
         pytest.skip(extension.status())
     loaded = []
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Una tarjeta")
     monkeypatch.setattr(cuda_extension, "speeds_file", lambda: tmp_path / "speeds.json")
     monkeypatch.setattr(cuda_extension, "load", lambda: loaded.append(True))
     return SimpleNamespace(file=tmp_path / "speeds.json", loaded=loaded)
@@ -84,7 +138,8 @@ def test_auto_goes_by_what_was_measured_on_the_card(card):
     with ops.using("auto", "cuda"):
         assert card.loaded == [True]
         told = ops.describe(torch.device("cuda"))
-        assert "núcleos propios de CUDA donde son más rápidos (attention, layer_norm), torch en lo demás" in told
+        assert told == ("por lo medido en esta tarjeta, núcleos propios de CUDA donde son más rápidos (attention, "
+                        "layer_norm), torch en lo demás")
         assert ops._takes("layer_norm", on_card(8, 768), 768) and not ops._takes("layer_norm", on_card(8, 8192), 8192)
         assert not ops._takes("rms_norm", on_card(8, 768), 768)
         q = on_card(2, 600, 3, 4, 64)
@@ -131,10 +186,39 @@ def test_auto_builds_nothing_where_nobody_has_measured_or_nothing_is_faster(card
             assert "benchmarks/gpu.py --learn" in ops.describe(torch.device("cuda"))
 
 
+def test_a_card_we_have_measured_need_not_be_until_its_owner_does(card, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    qkv = on_card(2, 2048, 3, 4, 64)
+    with ops.using("auto", "cuda"):
+        told = ops.describe(torch.device("cuda"))
+        assert told.startswith("por lo medido en una NVIDIA H200, núcleos propios de CUDA donde son más rápidos (")
+        assert card.loaded and ops._takes_heads(qkv, True, torch.zeros(2))
+    speeds.write(card.file, speeds.Speeds({NORM: [(768, 2.0)]}))
+    with ops.using("auto", "cuda"):
+        assert "esta tarjeta" in ops.describe(torch.device("cuda"))
+        assert not ops._takes_heads(qkv, True, torch.zeros(2))
+    card.file.unlink()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200 NVL")
+    with ops.using("auto", "cuda"):
+        assert "--learn" in ops.describe(torch.device("cuda")) and not ops._takes_heads(qkv, True, torch.zeros(2))
+
+
+def test_the_report_tells_what_auto_does_on_the_card(card, monkeypatch, capsys):
+    for name in ("_choice", "_gpu"):
+        monkeypatch.setattr(ops, name, getattr(ops, name))
+    monkeypatch.setattr(selfcheck.backend, "local_device", lambda rank: torch.device("cuda"))
+    monkeypatch.setattr(selfcheck, "CASES", [])
+    monkeypatch.setattr(sys, "argv", ["aura.ops"])
+    speeds.write(card.file, speeds.Speeds({NORM: [(768, 2.0)]}))
+    assert selfcheck.main() == 0
+    assert "En cuda: por lo medido en esta tarjeta, núcleos propios" in capsys.readouterr().out
+
+
 def test_auto_does_without_kernels_that_cannot_be_had(card, monkeypatch):
     def nothing():
         raise extension.Unavailable("no se encuentra nvcc")
 
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(cuda_extension, "speeds_file", nothing)
     with ops.using("auto", "cuda"):
         assert not ops._takes("layer_norm", on_card(8, 768), 768)

@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from aura import cuda_extension, extension
+from aura import cuda_extension, extension, ops
 from tests.gpu import ON_CPU
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_auto_builds():
+    """On a card that comes measured, before the time of a test begins that asks for auto."""
+    if torch.cuda.is_available():
+        with ops.using("auto", "cuda"):
+            pass
 
 
 @pytest.fixture(scope="session")
