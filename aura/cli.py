@@ -318,7 +318,7 @@ def add_training(parser):
     group.add_argument("--attention", type=choice("auto", "fused", "sdpa", "reference"), default="auto",
                        help="fused: núcleos propios para atención, normas y pérdida; sdpa: los de torch; reference: "
                        "la fórmula escrita en torch; auto: fused donde se puedan compilar, si no sdpa; en GPU, "
-                       "sdpa o lo más rápido según benchmarks/gpu.py --learn")
+                       "sdpa o lo más rápido según benchmarks/gpu.py --learn; la H200 viene medida")
     group.add_argument("--seed", type=number(int, low=0, high=2**63 - 1), default=1234, help="semilla de todo")
     group.add_argument("--compile", action="store_true", help="usa torch.compile")
     group.add_argument("--nan-policy", type=choice("restart", "skip", "stop"), default="restart",
