@@ -217,23 +217,26 @@ def rms_norm(x, weight, eps=1e-6):
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
+def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0, like_x=False):
     """One step of a pre-norm model: the branch x, with dropout, goes into the residual stream, which is normalised.
 
-    x, residual: [..., C]; weight, bias: [C]. Returns (layer_norm(new), new) with new = residual + dropout(x).
+    x, residual: [..., C]; weight, bias: [C]. like_x: the norm is for products in the dtype of x alone, and comes in
+    that dtype where the stream's is wider. Returns (layer_norm(new), new) with new = residual + dropout(x).
     """
     if _takes("add_layer_norm", x, x.shape[-1]):
-        return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout))
+        return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout), like_x)
     new = residual + F.dropout(x, dropout)
-    return F.layer_norm(new, weight.shape, weight, bias, eps), new
+    y = F.layer_norm(new, weight.shape, weight, bias, eps)
+    return y.to(x.dtype) if like_x else y, new
 
 
-def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0):
+def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, like_x=False):
     """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
     if _takes("add_rms_norm", x, x.shape[-1]):
-        return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout))
+        return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout), like_x)
     new = residual + F.dropout(x, dropout)
-    return F.rms_norm(new, weight.shape, weight, eps), new
+    y = F.rms_norm(new, weight.shape, weight, eps)
+    return y.to(x.dtype) if like_x else y, new
 
 
 def rotary_packed(qkv, cosine, sine):

@@ -149,7 +149,8 @@ class _Sizes:
     them mean and rstd of two norms and the log-sum-exp of attention in float32: 16 N + 4 N H. torch's operators and
     ours keep the same, but for dropout: ours keep seeds, torch's a mask for each (of w on the CPU, of 1 on CUDA), and
     on the CPU torch then writes attention out: three float32 of B H T T, and q, k and v copied as float32.
-    With checkpointing a block keeps its two float32 inputs, and in its backward all of the above comes back.
+    With checkpointing a block keeps its two inputs, the norm (w) and the residual (4), and in its backward all the rest
+    of the above comes back. Of the first block the norm is float32.
     """
 
     def __init__(self, job):
@@ -168,15 +169,17 @@ class _Sizes:
             self.first += self.stream
         if config.dropout:
             self.first += rows * width * (1 if job.device_type == "cuda" else 4)
-        self.widened = self.stream if self.mixed else 0  # a float32 norm still held beside its 16-bit copy
+        # A float32 norm that has yet to be rounded: all but our kernels on a GPU write it.
+        self.widened = self.stream if self.mixed and not (job.fused and job.device_type == "cuda") else 0
         block = self._block(job, norm)
         if job.grad_checkpointing:
-            self.kept = 2 * self.stream
-            self.again = block - (0 if self.mixed else self.branch)  # else the projection keeps the block's own input
+            self.first += self.stream - self.branch
+            self.kept = self.stream + self.branch
+            self.again = block - self.branch  # the projection keeps the block's own input
             self.inside = 2 * self.stream + 8 * self.branch
         else:
             self.kept, self.again = block, 0
-            self.inside = self.stream + self.branch + 2 * self.widened
+            self.inside = self.stream + self.branch + self.widened
         self.block_copies = 24 * self.square if self.mixed else 0
         self.stored = self.first + self.layers * self.kept
 
@@ -208,10 +211,11 @@ def _block_backward(job, sizes, blocks, before, made):
                (-3 * branch, new + product + wide * square, used),  # of the first projection's weight
                (-3 * branch, new + widest, 2 * used)]  # widened
     if job.grad_checkpointing:  # the end of the computation anew, with what came from above
-        upper = 2 * stream if blocks < sizes.layers else stream
+        upper = stream + branch if blocks < sizes.layers else branch
         moments.append((stream + branch + upper + sizes.widened, 0, 0))
     activations, gradients, freed = max(moments, key=lambda moment: moment[0] + moment[1] - moment[2])
-    return {"activations": sizes.first + blocks * sizes.kept + sizes.again + activations,
+    copied = branch if job.grad_checkpointing and mixed and blocks == 1 else 0  # of the first block's float32 norm
+    return {"activations": sizes.first + blocks * sizes.kept + sizes.again + copied + activations,
             "gradients": (before or made) + sizes.head + gradients,
             "copies": sizes.block_copies * (1 if job.grad_checkpointing else blocks) - freed}
 
@@ -236,7 +240,7 @@ def phases(job):
     before = sizes.weights if job.grad_accum > 1 else 0
     made = 4 * (sizes.layers - 1) * (12 * sizes.square + 13 * sizes.width)
     loss, loss_backward = _loss_bytes(job, sizes.rows, sizes.width, sizes.low)
-    hidden = stream + (branch if mixed else 0) + (stream if job.grad_checkpointing else 0)  # the last residual too
+    hidden = branch + (stream if job.grad_checkpointing else 0)  # the last residual too
     tied = stream if job.fused or mixed else max(stream, head)
     found = {
         "forward": {"activations": sizes.stored + sizes.inside, "gradients": before, "copies": copies},

@@ -12,8 +12,9 @@
 #include "cpu/kernels.h"
 #include "ops.h"
 
-// x, residual, y: [..., C]; weight, bias: [C]; mean, rstd: [rows], float32 (float64 for float64). In the backwards dx is
-// empty where it would equal dresidual, as no two outputs may share their memory; so is dbias where there is no bias.
+// x, residual, y: [..., C]; weight, bias: [C]; mean, rstd: [rows], float32 (float64 for float64). y is of the residual's
+// dtype, with like_x of that of x. In the backwards dx is empty where it would equal dresidual, as no two outputs may
+// share their memory; so is dbias where there is no bias.
 TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)");
   m.def(
@@ -22,15 +23,15 @@ TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");
   m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor dx, Tensor dweight)");
   m.def(
-      "add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor? bias, float eps, float dropout, Tensor? seed) "
-      "-> (Tensor y, Tensor new_residual, Tensor mean, Tensor rstd)");
+      "add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor? bias, float eps, float dropout, Tensor? seed, "
+      "bool like_x=False) -> (Tensor y, Tensor new_residual, Tensor mean, Tensor rstd)");
   m.def(
       "add_layer_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor mean, "
       "Tensor rstd, bool has_bias, ScalarType x_dtype, float dropout, Tensor? seed) "
       "-> (Tensor dx, Tensor dresidual, Tensor dweight, Tensor dbias)");
   m.def(
-      "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float dropout, Tensor? seed) "
-      "-> (Tensor y, Tensor new_residual, Tensor rstd)");
+      "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float dropout, Tensor? seed, "
+      "bool like_x=False) -> (Tensor y, Tensor new_residual, Tensor rstd)");
   m.def(
       "add_rms_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor rstd, "
       "ScalarType x_dtype, float dropout, Tensor? seed) -> (Tensor dx, Tensor dresidual, Tensor dweight)");
@@ -91,7 +92,7 @@ struct Outputs {
 
 Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalTensor& residual_given,
                 const Tensor& weight_given, const OptionalTensor& bias_given, double eps, double dropout,
-                const OptionalTensor& seed) {
+                const OptionalTensor& seed, bool like_x) {
   const int64_t columns = columns_of(op, x_given, weight_given);
   const Tensor x = x_given.contiguous(), residual = contiguous(residual_given);
   const Tensor weight = weight_given.contiguous(), bias = contiguous(bias_given);
@@ -105,7 +106,8 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
 
   const int64_t rows = x.numel() / columns;
   Outputs out;
-  out.y = at::empty(x.sizes(), stream.options());
+  const bool narrow = like_x && x.scalar_type() != stream.scalar_type();
+  out.y = at::empty(x.sizes(), (narrow && gpu ? x : stream).options());
   if (residual.defined()) out.new_residual = at::empty(x.sizes(), stream.options());
   if (!rms) out.mean = at::empty({rows}, statistics(x));
   out.rstd = at::empty({rows}, statistics(x));
@@ -123,12 +125,13 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   if (!rms) job.mean = out.mean.mutable_data_ptr();
   job.dropout = dropout_of(dropout, seed);
   if (gpu) {
-    on_gpu(gpu, x, op, [&](void* cuda_stream) { return gpu->norms.forward(job, rows, rms, types, cuda_stream); });
+    on_gpu(gpu, x, op, [&](void* cuda_stream) { return gpu->norms.forward(job, rows, rms, types, narrow, cuda_stream); });
     return out;
   }
   const NormKernels& table = kernels().norms;
   const auto run = (rms ? table.rms_norm : table.layer_norm)[static_cast<int>(types)];
   at::parallel_for(0, rows, grain(columns), [&](int64_t begin, int64_t end) { run(job, begin, end); });
+  if (narrow) out.y = out.y.to(x.scalar_type());
   return out;
 }
 
@@ -148,9 +151,12 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
                    at::ScalarType x_dtype, double dropout, const OptionalTensor& seed) {
   const int64_t columns = columns_of(op, saved.x, saved.weight);
   const Tensor x = saved.x.contiguous(), weight = saved.weight.contiguous(), rstd = saved.rstd.contiguous();
-  const Tensor dy = dy_given.contiguous(), past = contiguous(past_given), mean = contiguous(saved.mean);
+  const cuda::Kernels* gpu = gpu_kernels(x, op);
+  const bool narrow = dy_given.scalar_type() == x_dtype && x_dtype != x.scalar_type();
+  const Tensor dy = (narrow && !gpu ? dy_given.to(x.scalar_type()) : dy_given).contiguous();
+  const Tensor past = contiguous(past_given), mean = contiguous(saved.mean);
   const int64_t rows = x.numel() / columns;
-  TORCH_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type(), op,
+  TORCH_CHECK(dy.sizes() == x.sizes() && (narrow || dy.scalar_type() == x.scalar_type()), op,
               ": the gradient must have shape and dtype of the output");
   TORCH_CHECK(!past.defined() || (past.sizes() == x.sizes() && past.scalar_type() == x.scalar_type()), op,
               ": the gradient of new_residual must have its shape and dtype");
@@ -158,7 +164,6 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
     TORCH_CHECK(!t.defined() || (t.numel() == rows && t.scalar_type() == statistics(x).dtype()), op,
                 ": mean and rstd must be as the forward gave them");
   }
-  const cuda::Kernels* gpu = gpu_kernels(x, op);
   const NormTypes types = types_of(op, gpu, x_dtype, x.scalar_type(), weight.scalar_type());
   for (const Tensor& t : {weight, dy, past, rstd, mean}) same_device(op, x, t);
 
@@ -186,7 +191,7 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
     const Tensor partials = at::empty({gpu->norms.partials(rows, columns, types), stride}, statistics(x));
     void* dbias = saved.has_bias ? out.dbias.mutable_data_ptr() : nullptr;
     on_gpu(gpu, x, op, [&](void* cuda_stream) {
-      return gpu->norms.backward(job, rows, types, partials.mutable_data_ptr(), out.dweight.mutable_data_ptr(), dbias,
+      return gpu->norms.backward(job, rows, types, narrow, partials.mutable_data_ptr(), out.dweight.mutable_data_ptr(), dbias,
                                  cuda_stream);
     });
     return out;
@@ -215,7 +220,7 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                               double eps) {
-  const Outputs out = forward("layer_norm", false, x, {}, weight, bias, eps, 0.0, {});
+  const Outputs out = forward("layer_norm", false, x, {}, weight, bias, eps, 0.0, {}, false);
   return {out.y, out.mean, out.rstd};
 }
 
@@ -227,7 +232,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dy, const T
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  const Outputs out = forward("rms_norm", true, x, {}, weight, {}, eps, 0.0, {});
+  const Outputs out = forward("rms_norm", true, x, {}, weight, {}, eps, 0.0, {}, false);
   return {out.y, out.rstd};
 }
 
@@ -239,8 +244,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                                           const OptionalTensor& bias, double eps, double dropout,
-                                                          const OptionalTensor& seed) {
-  const Outputs out = forward("add_layer_norm", false, x, residual, weight, bias, eps, dropout, seed);
+                                                          const OptionalTensor& seed, bool like_x) {
+  const Outputs out = forward("add_layer_norm", false, x, residual, weight, bias, eps, dropout, seed, like_x);
   return {out.y, out.new_residual, out.mean, out.rstd};
 }
 
@@ -254,8 +259,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                                double eps, double dropout, const OptionalTensor& seed) {
-  const Outputs out = forward("add_rms_norm", true, x, residual, weight, {}, eps, dropout, seed);
+                                                double eps, double dropout, const OptionalTensor& seed, bool like_x) {
+  const Outputs out = forward("add_rms_norm", true, x, residual, weight, {}, eps, dropout, seed, like_x);
   return {out.y, out.new_residual, out.rstd};
 }
 

@@ -73,14 +73,17 @@ def test_norms_of_every_type(kind, dtypes):
         for columns in (7, 40):
             keep = test_norms.multipliers(11, 0.3, 6, columns)
             operands = test_norms.drawn(kind, 6, columns, dtypes)
-            test_norms.compare(norms, kind, operands, keep=keep, dropout=0.3, seed=torch.tensor(11))
+            for like_x in (False, True):
+                test_norms.compare(norms, kind, operands, keep=keep, dropout=0.3, seed=torch.tensor(11), like_x=like_x)
 
 
 def test_wide_and_unaligned_rows():
     from aura.fused import norms
 
     test_norms.compare(norms, "add_layer_norm", test_norms.drawn("add_layer_norm", 2, 2056, (BFLOAT16,) * 3))
-    test_norms.compare(norms, "add_rms_norm", test_norms.drawn("add_rms_norm", 1, 8200, (BFLOAT16, FLOAT, FLOAT)))
+    for like_x in (False, True):
+        operands = test_norms.drawn("add_rms_norm", 1, 8200, (BFLOAT16, FLOAT, FLOAT))
+        test_norms.compare(norms, "add_rms_norm", operands, like_x=like_x)
     test_norms.compare(norms, "layer_norm", test_norms.drawn("layer_norm", 1, 16392, (BFLOAT16,) * 3))
     x = torch.randn(41 * 3 + 1)[1:].view(3, 41)[:, :40].contiguous()
     for operands in ([torch.randn(3 * 40 + 1)[1:].view(3, 40), torch.ones(40)], [x, torch.randn(41)[1:]]):

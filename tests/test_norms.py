@@ -100,6 +100,7 @@ def compare(norms, kind, operands, eps=1e-5, keep=1.0, **options):
     """Outputs and all gradients against the formula in float64, where the operands are."""
     exact = [x.detach().double().requires_grad_() for x in operands]
     outputs, wanted = called(norms, kind, operands, eps=eps, **options), formula(kind, exact, eps, keep)
+    assert outputs[0].dtype == operands[1 if kind.startswith("add") and not options.get("like_x") else 0].dtype
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(y.shape, generator=generator).to(y) for y in outputs]
     gradients = torch.autograd.grad(outputs, operands, upstream)
@@ -129,6 +130,16 @@ def test_formula_in_float64(norms, kind, dtypes):
     for columns in WIDTHS:
         for rows in (0, 1, 3, 70):
             compare(norms, kind, drawn(kind, rows, columns, dtypes))
+
+
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_a_norm_of_the_dtype_of_the_branch(norms, kind):
+    """The same values rounded once more, and a gradient that comes rounded."""
+    for dtypes in DTYPES:
+        for columns in (1, 40, 1000):
+            compare(norms, kind, drawn(kind, 5, columns, dtypes), like_x=True)
+    wide, narrow = (called(norms, kind, drawn(kind, 5, 40, DTYPES[3]), like_x=like_x) for like_x in (False, True))
+    assert torch.equal(wide[0].bfloat16(), narrow[0]) and torch.equal(wide[1], narrow[1])
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "add_layer_norm"])
@@ -290,7 +301,8 @@ def test_opcheck(norms):
     ops, seed = torch.ops.aura, torch.tensor([7])
     for dtypes in (DTYPES[0], DTYPES[3]):
         x, residual, weight, bias = drawn("add_layer_norm", 3, 12, dtypes)
-        library.opcheck(ops.add_layer_norm, (x, residual, weight, bias, 1e-5, 0.3, seed))
+        for like_x in (False, True):
+            library.opcheck(ops.add_layer_norm, (x, residual, weight, bias, 1e-5, 0.3, seed, like_x))
     library.opcheck(ops.add_layer_norm, (x, residual, weight, None, 1e-5, 0.0, None))
     library.opcheck(ops.add_rms_norm, (*drawn("add_rms_norm", 3, 12), 1e-5, 0.0, None))
     library.opcheck(ops.layer_norm, (*drawn("layer_norm", 3, 12), 1e-5))

@@ -6,8 +6,9 @@ Layer normalisation: Ba et al. 2016, "Layer normalization", equation 4. RMS norm
 Shapes: x, residual [..., C], C >= 1, any strides; weight, bias [C]. Dtypes: all float32, all bfloat16 or all float64;
 x bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them. On a
 GPU float16 is taken wherever bfloat16 is, and float64 is not. Anything else is a RuntimeError. y has the dtype of the
-residual, or of x where there is none. Autocast changes nothing: dtypes are taken as they come, and mean and variance
-are float32 (float64 for float64) in every case.
+residual, or that of x where there is none or like_x asks for it: what products in the dtype of x alone will read need
+not be written wider, nor its gradient be read so. Autocast changes nothing: dtypes are taken as they come, and mean and
+variance are float32 (float64 for float64) in every case.
 
 dropout is the probability of dropping an element of x; kept ones are scaled by 1 / (1 - dropout), where dropout counts
 in steps of 1/65536. The mask is a function of `seed` (int64, one element, on the CPU; needed when dropout > 0) and of
@@ -35,14 +36,14 @@ def rms_norm(x, weight, eps=1e-6):
     return _ops.rms_norm(x, weight, eps)[0]
 
 
-def add_layer_norm(x, residual, weight, bias=None, eps=1e-5, dropout=0.0, seed=None):
+def add_layer_norm(x, residual, weight, bias=None, eps=1e-5, dropout=0.0, seed=None, like_x=False):
     """new_residual = residual + dropout(x); y = layer_norm(new_residual). Returns (y, new_residual), each [..., C]."""
-    return _ops.add_layer_norm(x, residual, weight, bias, eps, dropout, seed)[:2]
+    return _ops.add_layer_norm(x, residual, weight, bias, eps, dropout, seed, like_x)[:2]
 
 
-def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, seed=None):
+def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, seed=None, like_x=False):
     """new_residual = residual + dropout(x); y = rms_norm(new_residual). Returns (y, new_residual), each [..., C]."""
-    return _ops.add_rms_norm(x, residual, weight, eps, dropout, seed)[:2]
+    return _ops.add_rms_norm(x, residual, weight, eps, dropout, seed, like_x)[:2]
 
 
 def _statistic(x):
@@ -67,13 +68,13 @@ def _(x, weight, eps):
 
 
 @register_fake("aura::add_layer_norm")
-def _(x, residual, weight, bias, eps, dropout, seed):
-    return _like(residual), _like(residual), _statistic(x), _statistic(x)
+def _(x, residual, weight, bias, eps, dropout, seed, like_x=False):
+    return _like(x if like_x else residual), _like(residual), _statistic(x), _statistic(x)
 
 
 @register_fake("aura::add_rms_norm")
-def _(x, residual, weight, eps, dropout, seed):
-    return _like(residual), _like(residual), _statistic(x)
+def _(x, residual, weight, eps, dropout, seed, like_x=False):
+    return _like(x if like_x else residual), _like(residual), _statistic(x)
 
 
 def _same_gradient(new_residual, x_dtype, dropout):
@@ -141,7 +142,7 @@ def _add_setup(ctx, x, dropout, saved, statistics):
 
 
 def _add_layer_norm_setup(ctx, inputs, output):
-    x, _, weight, bias, _, dropout, seed = inputs
+    x, _, weight, bias, _, dropout, seed, _ = inputs
     _, new_residual, *statistics = output
     _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
     ctx.has_bias = bias is not None
@@ -154,11 +155,11 @@ def _add_layer_norm_backward(ctx, dy, d_new_residual, *_):
     dx, dresidual, dweight, dbias = _ops.add_layer_norm_backward(
         dy, d_new_residual, new_residual, *rest, ctx.has_bias, ctx.x_dtype, ctx.dropout, seed)
     dx = dresidual if _same_gradient(new_residual, ctx.x_dtype, ctx.dropout) else dx
-    return dx, dresidual, dweight, dbias if ctx.has_bias else None, None, None, None
+    return dx, dresidual, dweight, dbias if ctx.has_bias else None, None, None, None, None
 
 
 def _add_rms_norm_setup(ctx, inputs, output):
-    x, _, weight, _, dropout, seed = inputs
+    x, _, weight, _, dropout, seed, _ = inputs
     _, new_residual, *statistics = output
     _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
 
@@ -170,7 +171,7 @@ def _add_rms_norm_backward(ctx, dy, d_new_residual, *_):
     dx, dresidual, dweight = _ops.add_rms_norm_backward(
         dy, d_new_residual, new_residual, *rest, ctx.x_dtype, ctx.dropout, seed)
     dx = dresidual if _same_gradient(new_residual, ctx.x_dtype, ctx.dropout) else dx
-    return dx, dresidual, dweight, None, None, None
+    return dx, dresidual, dweight, None, None, None, None
 
 
 library.register_autograd("aura::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)

@@ -67,8 +67,8 @@ class LayerNorm(nn.Module):
         return ops.layer_norm(x, self.weight, self.bias)
 
     def add(self, branch, x, dropout):
-        """(norm(new), new) with new = x + dropout(branch)."""
-        return ops.add_layer_norm(branch, x, self.weight, self.bias, dropout=dropout)
+        """(norm(new), new) with new = x + dropout(branch); the norm, for products alone, in the branch's dtype."""
+        return ops.add_layer_norm(branch, x, self.weight, self.bias, dropout=dropout, like_x=True)
 
 
 class Attention(nn.Module):

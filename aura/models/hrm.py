@@ -94,15 +94,17 @@ def bp_passes(step, steps):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation with a weight of width `width`; computed in float32."""
+    """Root mean square normalisation with a weight of width `width`; computed in float32. like_branch: what comes of it
+    is read by products alone, and has the dtype of the branch."""
 
-    def __init__(self, width):
+    def __init__(self, width, like_branch=True):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+        self.like_branch = like_branch
 
     def add(self, branch, x):
         """(norm(new), new) with new = x + branch."""
-        return ops.add_rms_norm(branch, x, self.weight)
+        return ops.add_rms_norm(branch, x, self.weight, like_x=self.like_branch)
 
 
 class Attention(nn.Module):
@@ -160,7 +162,7 @@ class Stack(nn.Module):
         super().__init__()
         self.grad_checkpointing = False
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.exit_norm = RMSNorm(config.n_embd)
+        self.exit_norm = RMSNorm(config.n_embd, like_branch=False)  # the state, to which others are added
 
     def forward(self, state, injected, rotation, cache=None, slot=0, cu_seqlens=None):
         normed, x = self.blocks[0].norm_1.add(state, injected)

@@ -30,12 +30,13 @@ constexpr int kThreads = 512;  // of a block, at most
 constexpr int kElements = 32;  // of a row in the registers of a thread, at most
 constexpr int kWarpRows = 4;   // of a block of the forward kernel where a warp has a row
 
-// x, residual (and y, dy), weight.
-template <typename X_, typename R_, typename W_>
+// x, residual, weight, y and dy.
+template <typename X_, typename R_, typename W_, typename Y_ = R_>
 struct Types {
   using X = X_;
   using R = R_;
   using W = W_;
+  using Y = Y_;
 };
 
 // ---- Pieces of the kernels. threadIdx.x counts the threads of a row, threadIdx.y the rows of a block. --------------
@@ -66,9 +67,10 @@ __device__ __forceinline__ Vector<R, kCount> add(const NormForward& a, float sca
   return to_vector<R>(values);
 }
 
-template <typename W, typename R, int kCount>
+template <typename T, int kCount>
 __device__ __forceinline__ void normalise(const NormForward& a, int64_t at, int64_t column,
-                                          const Vector<R, kCount>& x, float mean, float rstd) {
+                                          const Vector<typename T::R, kCount>& x, float mean, float rstd) {
+  using W = typename T::W;
   const Vector<W, kCount> weight = load<W, kCount>(a.weight, column, InOrder{});
   float y[kCount];
 #pragma unroll
@@ -78,7 +80,7 @@ __device__ __forceinline__ void normalise(const NormForward& a, int64_t at, int6
 #pragma unroll
     for (int i = 0; i < kCount; ++i) y[i] += bias[i];
   }
-  store(a.y, at, to_vector<R>(y));
+  store(a.y, at, to_vector<typename T::Y>(y));
 }
 
 template <typename R, int kCount>
@@ -108,8 +110,8 @@ __device__ __forceinline__ float finish_statistics(const NormForward& a, int64_t
 }
 
 // With n = (x - mean) * rstd and g = dy * weight: adds g and g * n to sums, dy * n to dweight, dy to dbias.
-template <typename R, typename W, int kCount>
-__device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vector<R, kCount>& dy,
+template <typename R, typename Y, typename W, int kCount>
+__device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vector<Y, kCount>& dy,
                                            const Vector<W, kCount>& weight, float mean, float rstd, float (&sums)[2],
                                            float (&dweight)[kCount], float (&dbias)[kCount]) {
 #pragma unroll
@@ -126,7 +128,7 @@ __device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vec
 template <typename T, int kCount>
 __device__ __forceinline__ void gradient(const NormBackward& a, float scale, int64_t row, int64_t at, int64_t column,
                                          const Vector<typename T::R, kCount>& x,
-                                         const Vector<typename T::R, kCount>& dy,
+                                         const Vector<typename T::Y, kCount>& dy,
                                          const Vector<typename T::R, kCount>& past, float mean, float rstd,
                                          const float (&means)[2]) {
   using X = typename T::X;
@@ -260,19 +262,19 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (first + v * kStep<kCount> >= columns) continue;
-    normalise<typename T::W>(a, start + v * kStep<kCount>, int64_t{first} + v * kStep<kCount>, x[v], mean, rstd);
+    normalise<T>(a, start + v * kStep<kCount>, int64_t{first} + v * kStep<kCount>, x[v], mean, rstd);
   }
 }
 
 // Begin to bring to the L2 cache what this thread's part of a row will read of a tensor, by one lane for each 128 bytes.
-template <typename R, int kCount, int kVectors>
+template <typename Element, int kCount, int kVectors>
 __device__ __forceinline__ void prefetch_row(const void* tensor, int64_t start, int first, int columns) {
-  constexpr int kLine = 128 / (kCount * kBytes<R>), kLanes = kLine < kWarp ? kLine : kWarp;
+  constexpr int kLine = 128 / (kCount * kBytes<Element>), kLanes = kLine < kWarp ? kLine : kWarp;
   if (threadIdx.x % kLanes != 0) return;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (first + v * kStep<kCount> >= columns) continue;
-    prefetch(static_cast<const unsigned char*>(tensor) + (start + v * kStep<kCount>) * kBytes<R>);
+    prefetch(static_cast<const unsigned char*>(tensor) + (start + v * kStep<kCount>) * kBytes<Element>);
   }
 }
 
@@ -286,6 +288,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     backward_rows(const NormBackward a, int64_t rows, float scale, float* partials) {
   using R = typename T::R;
   using W = typename T::W;
+  using Y = typename T::Y;
   constexpr bool kEarly = kVectors <= 4;
   let_next_begin();
   RowReduce across(shared_memory());
@@ -299,13 +302,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t apart = int64_t{gridDim.x} * blockDim.y;
   for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows; row += apart) {
     const int64_t start = row * columns + first;
-    Vector<R, kCount> x[kVectors], dy[kVectors], past[kEarly ? kVectors : 1];
+    Vector<R, kCount> x[kVectors], past[kEarly ? kVectors : 1];
+    Vector<Y, kCount> dy[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kStep<kCount>;
       if (column >= columns) continue;
       x[v] = load<R, kCount>(a.x, start + v * kStep<kCount>);
-      dy[v] = load<R, kCount>(a.dy, start + v * kStep<kCount>);
+      dy[v] = load<Y, kCount>(a.dy, start + v * kStep<kCount>);
       if (kEarly && a.d_new_residual) past[v] = load<R, kCount>(a.d_new_residual, start + v * kStep<kCount>);
     }
     const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
@@ -313,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (row + apart < rows) {
       const int64_t next = start + apart * columns;
       prefetch_row<R, kCount, kVectors>(a.x, next, first, columns);
-      prefetch_row<R, kCount, kVectors>(a.dy, next, first, columns);
+      prefetch_row<Y, kCount, kVectors>(a.dy, next, first, columns);
       if (a.d_new_residual) prefetch_row<R, kCount, kVectors>(a.d_new_residual, next, first, columns);
     }
     float sums[2] = {};
@@ -386,8 +390,7 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
     across.sum(squares);
     const float rstd = finish_statistics(a, row, rms, mean, squares[0]);
     for (int64_t column = first; column < a.columns; column += step) {
-      normalise<typename T::W>(a, start + column, column, load<R, kCount>(from, start + column, InOrder{}), mean,
-                               rstd);
+      normalise<T>(a, start + column, column, load<R, kCount>(from, start + column, InOrder{}), mean, rstd);
     }
   }
 }
@@ -397,6 +400,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
                                                           float* partials) {
   using R = typename T::R;
   using W = typename T::W;
+  using Y = typename T::Y;
   RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * a.columns;
@@ -417,7 +421,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
           for (int i = 0; i < kCount; ++i) dbias[i] = bias_so_far[i];
         }
       }
-      accumulate(load<R, kCount>(a.x, start + column), load<R, kCount>(a.dy, start + column),
+      accumulate(load<R, kCount>(a.x, start + column), load<Y, kCount>(a.dy, start + column),
                  load<W, kCount>(a.weight, column, InOrder{}), mean, rstd, sums, dweight, dbias);
       store(partial, column, to_vector<float>(dweight));
       if (a.mean) store(partial, a.columns + column, to_vector<float>(dbias));
@@ -429,7 +433,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
       Vector<R, kCount> past;
       if (a.d_new_residual) past = load<R, kCount>(a.d_new_residual, start + column);
       gradient<T>(a, scale, row, start + column, column, load<R, kCount>(a.x, start + column),
-                  load<R, kCount>(a.dy, start + column), past, mean, rstd, means);
+                  load<Y, kCount>(a.dy, start + column), past, mean, rstd, means);
     }
   }
 }
@@ -502,9 +506,14 @@ int access(int64_t columns, int count, std::initializer_list<const void*> tensor
   return aligned(tensors) && columns % count == 0 ? count : 1;
 }
 
-// Calls call(Types<...>{}) for the element types of that name.
+// Calls call(Types<...>{}) for the element types of that name. narrow: as of cuda/norms.h.
 template <typename Call>
-const char* with_types(NormTypes types, const Call& call) {
+const char* with_types(NormTypes types, bool narrow, const Call& call) {
+  if (narrow) {
+    if (types == NormTypes::kBFloat16FloatFloat) return call(Types<BFloat, float, float, BFloat>{});
+    if (types == NormTypes::kHalfFloatFloat) return call(Types<Half, float, float, Half>{});
+    return "y of another type than the residual's is for x of 16 bits with a residual in float32";
+  }
   switch (types) {
     case NormTypes::kFloat: return call(Types<float, float, float>{});
     case NormTypes::kBFloat16: return call(Types<BFloat, BFloat, BFloat>{});
@@ -558,16 +567,16 @@ const char* add_partials_as(const float* sums, int64_t blocks, int64_t columns, 
                       dweight, dbias);
 }
 
-const char* forward(const NormForward& a, int64_t rows, bool rms, NormTypes types, void* stream) {
-  return with_types(types, [&](auto t) -> const char* {
+const char* forward(const NormForward& a, int64_t rows, bool rms, NormTypes types, bool narrow, void* stream) {
+  return with_types(types, narrow, [&](auto t) -> const char* {
     if (rows == 0) return nullptr;
     return forward_as<decltype(t)>(a, rows, rms, stream);
   });
 }
 
-const char* backward(const NormBackward& a, int64_t rows, NormTypes types, void* partial_sums, void* dweight,
-                     void* dbias, void* stream) {
-  return with_types(types, [&](auto t) -> const char* {
+const char* backward(const NormBackward& a, int64_t rows, NormTypes types, bool narrow, void* partial_sums,
+                     void* dweight, void* dbias, void* stream) {
+  return with_types(types, narrow, [&](auto t) -> const char* {
     float* sums = static_cast<float*>(partial_sums);
     const int64_t blocks = partials(rows, a.columns, types);
     if (rows > 0) {

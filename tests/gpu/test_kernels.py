@@ -73,8 +73,9 @@ def test_norms_against_the_formula(kind, dtypes):
             test_norms.compare(norms, kind, drawn(kind, rows, columns, dtypes))
         if kind.startswith("add"):
             keep = test_norms.multipliers(11, 0.3, 6, columns).cuda()
-            test_norms.compare(norms, kind, drawn(kind, 6, columns, dtypes), keep=keep, dropout=0.3,
-                               seed=torch.tensor(11))
+            for like_x in (False, True):
+                test_norms.compare(norms, kind, drawn(kind, 6, columns, dtypes), keep=keep, dropout=0.3,
+                                   seed=torch.tensor(11), like_x=like_x)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
