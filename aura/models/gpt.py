@@ -124,6 +124,11 @@ class Block(nn.Module):
         return next_norm.add(self.mlp(normed), x, dropout)
 
 
+def run_block(block, *inputs):
+    """What carries a block out where it is not compiled."""
+    return block(*inputs)
+
+
 class GPT(nn.Module):
     """GPT-2. Call with tokens [B, T] (integers, T <= seq_len); returns logits [B, T, vocab_size].
 
@@ -143,6 +148,7 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
+        self.run = run_block
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -162,8 +168,14 @@ class GPT(nn.Module):
         return list(self.h)
 
     def compiled(self):
-        """torch.compile of this model, for training."""
-        return torch.compile(self)
+        """torch.compile of this model, for training; with grad_checkpointing this model with its blocks compiled.
+
+        As a whole, deep models take minutes to compile. All blocks share one graph, as the block is an argument of what
+        is compiled; and a graph that ends where a checkpoint does loses nothing by it."""
+        if not self.grad_checkpointing:
+            return torch.compile(self)
+        self.run = torch.compile(run_block)
+        return self
 
     def empty_cache(self):
         """A KVCache for generating texts, as many at a time as it is first given."""
@@ -175,11 +187,12 @@ class GPT(nn.Module):
         x = self.drop(self.wte(tokens) + self.wpe(positions))
         normed = self.h[0].ln_1(x)
         next_norms = [*(block.ln_1 for block in self.h[1:]), self.ln_f]
+        run = self.run if self.training else run_block
         for layer, (block, next_norm) in enumerate(zip(self.h, next_norms, strict=True)):
             if self.grad_checkpointing and self.training and cache is None:
-                normed, x = checkpoint(block, normed, x, next_norm, use_reentrant=False)
+                normed, x = checkpoint(run, block, normed, x, next_norm, use_reentrant=False)
             else:
-                normed, x = block(normed, x, next_norm, cache, layer)
+                normed, x = run(block, normed, x, next_norm, cache, layer)
         if cache is not None:
             cache.advance(tokens.shape[1])
         if targets is None:
