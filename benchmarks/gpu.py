@@ -9,13 +9,16 @@ Everybody works in one process, in turns, timed by the card's own events around 
 of the inputs that the card's cache does not hold together. Before a case is timed, everybody's results and gradients
 are compared with float64: a peer that is wrong, or that torch refuses, is left out with a line; where ours fails it is
 noted in the row's place, the rest is measured, and the exit code is 1. torch.compile takes part in norms of 1024 and
-4096 columns, and in activations, rotary positions and the loss. The ceilings are measured in the same run: a copy of
-1 GiB, read and written, and torch.mm of 8192^3. The FLOP of attention are 4 T S D a head forward and 10 back,
+4096 columns, in activations, rotary positions and the loss, and in all training steps but HRM's, where ours goes with
+our kernels under torch.compile, and as it is (`ours, eager`) beside the best rival. The ceilings are measured in the
+same run: a copy of 1 GiB, read and written, and torch.mm of 8192^3; and, told beside the first, a copy of 32 MiB, as
+much as a norm of 1024 columns reads. The FLOP of attention are 4 T S D a head forward and 10 back,
 half of it where it is causal, whoever computes more, and on Hopper our kernels with the instructions of all cards
 (mma.sync) take part beside those of its own (wgmma); the bytes of all the others are each input read and each output
 written once. The loss is that of logits that exist, timed together with its gradient, which ours writes in their place.
-A training step is of gpt2, and of the largest models the scripts train; its FLOP are those of the model's own
-function, and of a GPT the memory it takes is put beside what aura/plan.py says.
+A training step is of gpt2, and of the largest models the scripts train, with all micro-batches of a preset of
+train_tensordock.py; its FLOP are those of the model's own function, and of these presets the memory is put beside what
+aura/plan.py says.
 """
 
 import argparse
@@ -39,7 +42,7 @@ import measure  # noqa: E402
 from aura import cuda_extension, extension, speeds  # noqa: E402
 
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
-PART_SECONDS = 300  # that a case may take, its compilation included
+PART_SECONDS = 420  # that a case may take, its compilation included
 WITHOUT_CARD = "Omitido: hace falta una GPU de NVIDIA con torch para CUDA y nvcc"
 
 
@@ -113,8 +116,8 @@ def markdown(result):
     for row in measured:
         groups.setdefault((row["op"], row["variant"], tuple(row["shape"]), row["direction"]), []).append(row)
     for (op, variant, shape, direction), rows in groups.items():
-        peers = sorted((row for row in rows if row["peer"] != speeds.OTHER_KERNELS), key=lambda row: row["peer_ms"])
-        for row in (*peers[:1], *(row for row in rows if row["peer"] == speeds.OTHER_KERNELS)):
+        peers = sorted((row for row in rows if row["peer"] not in gpu_cases.FURTHER), key=lambda row: row["peer_ms"])
+        for row in (*peers[:1], *(row for row in rows if row["peer"] in gpu_cases.FURTHER)):
             lines.append(f"| {op}, {variant} | {' x '.join(map(str, shape))} | {direction} | {row['ours_ms']:.3f} | "
                          f"{row['peer']} | {row['peer_ms']:.3f} | {row['ratio']:.2f} ({row['ratio_min']:.2f}-"
                          f"{row['ratio_max']:.2f}) | {row['share_of_ceiling']:.0%} | "
@@ -144,7 +147,7 @@ def told_memory(row):
     if "peak_bytes" not in row:
         return ""
     ratio = f", {row['memory_ratio']:.2f} de lo previsto" if "planned_bytes" in row else ""
-    return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}"
+    return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}, el rival {row['peer_peak_bytes'] / 1e9:.1f} GB"
 
 
 def write(args, result):
@@ -194,8 +197,8 @@ def race(args):
               "capability": torch.cuda.get_device_capability(), "cuda": torch.version.cuda,
               "cache_bytes": gpu_measure.cache_bytes(torch.device("cuda")), "ceilings": found, "seconds": 0.0,
               "rows": []}
-    print(f"{result['device']}, torch {torch.__version__}: copia {found['copy'] / 1e9:.0f} GB/s, torch.mm en bf16 "
-          f"{found['matmul'] / 1e12:.0f} TFLOP/s")
+    print(f"{result['device']}, torch {torch.__version__}: copia {found['copy'] / 1e9:.0f} GB/s "
+          f"({found['small copy'] / 1e9:.0f} si mueve 64 MiB), torch.mm en bf16 {found['matmul'] / 1e12:.0f} TFLOP/s")
     for name, make_rows in parts(args, clock, found):
         rows = rows_with_room(name, make_rows)
         for row in rows:

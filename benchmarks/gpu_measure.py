@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import gpu_cases  # noqa: E402
 import measure  # noqa: E402
 
-from aura import speeds  # noqa: E402
-
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
 SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long,
 MOST_CALLS = 64  # or so often: of a thousand launches the card's queue holds no more, and a call may make a dozen
 CLOCK_HZ = 2e9  # of a card, about
+SMALL_VALUES = 2**24  # in bfloat16 32 MiB: what a norm of 16,384 rows of 1024 reads, and as much that it writes
+SMALL_PAIRS = 8  # of such tensors: more than a card's cache holds
 MOST_PAUSE_S = 0.1  # before a sample
 
 
@@ -38,12 +38,13 @@ def upstream_of(outputs):
 
 def reason(problem):
     """An exception in one line."""
+    problem = getattr(problem, "inner_exception", problem)  # torch.compile's begin with the name of a backend
     return (str(problem).strip() or repr(problem)).splitlines()[0]
 
 
 def leave_out(name, problem):
     """Say why a peer is not measured. What is ours cannot be left out."""
-    if name in ("ours", speeds.OTHER_KERNELS):
+    if name in ("ours", *gpu_cases.FURTHER):
         raise problem
     print(f"  {name} no se mide: {reason(problem)}", file=sys.stderr)
 
@@ -157,14 +158,21 @@ def takes_part(name, call, context):
     return True
 
 
+def calls_of_a_sample(call, clock):
+    """How many calls a sample takes, found out by few of those that last long."""
+    if clock(call, 1) >= SAMPLE_MS:
+        return 1
+    return max(1, min(MOST_CALLS, round(SAMPLE_MS / max(1e-3, clock(call, 3)))))
+
+
 def take_turns(playing, rounds, clock):
-    """{name: milliseconds of a call in each round}, every round in another order; the first calls are not counted, and
-    peers whose first call fails are left out."""
+    """{name: milliseconds of a call in each round}, every round in another order; the first two calls are not counted,
+    nor the next three where they are short, and peers whose first call fails are left out."""
     times = {}
     for name, (call, context) in playing.items():
         if takes_part(name, call, context):
             with context():
-                times[name] = max(1, min(MOST_CALLS, round(SAMPLE_MS / max(1e-3, clock(call, 3)))))
+                times[name] = calls_of_a_sample(call, clock)
     samples, names = {name: [] for name in times}, list(times)
     for number in range(rounds):
         for name in names[number % len(names):] + names[:number % len(names)]:
@@ -191,11 +199,22 @@ def rows_of(case, direction, samples, errors, ceilings):
     return rows
 
 
+def small_copies(device):
+    """A function that copies one small tensor, every time another."""
+    tensors = [torch.ones(SMALL_VALUES, device=device, dtype=torch.bfloat16) for _ in range(2 * SMALL_PAIRS)]
+    return in_turn([functools.partial(target.copy_, source)
+                    for source, target in zip(tensors[::2], tensors[1::2], strict=True)])
+
+
 def ceilings(clock):
-    """Bytes a second of a copy, read and written, and FLOP a second of a product in bf16; the best of several."""
+    """Bytes a second of a copy, read and written, of a large tensor and of small ones, and FLOP a second of a product
+    in bf16; the best of several."""
     source = torch.ones(2**28, device="cuda")
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     copy = min(clock(lambda: target.copy_(source), 5) for _ in range(8))
+    copy_small = small_copies("cuda")
+    small = min(clock(copy_small, MOST_CALLS) for _ in range(8))
     product = min(clock(lambda: a @ b, 5) for _ in range(8))
-    return {"copy": 2 * source.nbytes / (1e-3 * copy), "matmul": 2 * 8192**3 / (1e-3 * product)}
+    return {"copy": 2 * source.nbytes / (1e-3 * copy), "small copy": 4 * SMALL_VALUES / (1e-3 * small),
+            "matmul": 2 * 8192**3 / (1e-3 * product)}

@@ -1,5 +1,6 @@
 """The training steps that benchmarks/gpu.py measures: gpt2 beside its peers, and the largest models of the scripts."""
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -23,11 +24,37 @@ from aura.models import bert, gpt, hrm  # noqa: E402
 
 STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
 BERT_BATCH, BERT_LENGTH = 32, 384
+COMPILED_OURS = "ours, torch.compile"  # as long as it may turn out that there is no torch.compile
 
 
-def ways(device):
-    """{name: context}: our kernels, and torch's."""
-    return {"ours": functools.partial(ops.using, "fused", device), "sdpa": functools.partial(ops.using, "sdpa")}
+@contextlib.contextmanager
+def eager(context):
+    """`context`, in which what torch.compile has wrapped runs as it is."""
+    with context(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def ways(device, compiles=True):
+    """{name: context}: our kernels and torch's, as they are and, of a model that compiles, under torch.compile."""
+    kernels = {"ours": functools.partial(ops.using, "fused", device), "sdpa": functools.partial(ops.using, "sdpa")}
+    compiled = {COMPILED_OURS: kernels["ours"], "sdpa, torch.compile": kernels["sdpa"]} if compiles else {}
+    return {name: functools.partial(eager, context) for name, context in kernels.items()} | compiled
+
+
+def steps_of(contestant, batch, micro_batches=1, compiles=True):
+    """{name: (training step in bf16, its context)} of one model in all ways(), with the same weights and optimiser:
+    weights change no time, and two of the largest would not fit a card."""
+    run = contestant.model.compiled() if compiles else None
+    step = functools.partial(contestant.step, batch, "bf16", micro_batches, run)
+    return {name: (step, context) for name, context in ways(batch.device.type, compiles).items()}
+
+
+def compiled_first(found):
+    """{name: anything} with what torch.compile has made of ours as ours, where it could, and ours as it is beside."""
+    if COMPILED_OURS not in found:
+        return found
+    names = {COMPILED_OURS: "ours", "ours": gpu_cases.EAGER}
+    return {names.get(name, name): value for name, value in found.items()}
 
 
 def same_loss(losses):
@@ -42,35 +69,44 @@ def same_loss(losses):
     return found
 
 
-def steps(args):
-    """{name: (training step of gpt2 in bf16, its context)}: with our kernels, with torch's, with torch's compiled, and
-    nanoGPT's compiled."""
-    ours = dataclasses.replace(train_step.ours("ours", "fused", 0.0), context=ways("cuda")["ours"])
-    plain = train_step.ours("sdpa", "sdpa", 0.0)
-    compiled = [train_step.ours("sdpa, torch.compile", "sdpa", 0.0)]
-    if args.nanogpt:
-        compiled.append(train_step.nanogpt("nanoGPT, torch.compile", args.nanogpt, 0.0))
-    playing = [ours, plain, *compiled]
-    weights = gpt.GPT(train_step.CONFIG).init_weights(gpu_cases.SEED).state_dict()
-    tokens = torch.randint(train_step.CONFIG.vocab_size, (STEP_BATCH, STEP_LENGTH + 1), device="cuda")
-    losses = {}
-    for contestant in playing:
+def first_loss(contestant, batch):
+    """Before anything is learnt, of a batch."""
+    with torch.no_grad(), train_step.autocast("bf16", batch.device.type):
+        return contestant.loss(contestant.model, batch).item()
+
+
+def losses_of(contestant, batch):
+    """{name: the first loss}, with our kernels and with torch's."""
+    found = {}
+    for name, context in ways(batch.device.type, compiles=False).items():
+        with context():
+            found[name] = first_loss(contestant, batch)
+    return found
+
+
+def steps(args, device):
+    """{name: (training step of gpt2 in bf16, its context)}: of ours in all ways(), and of nanoGPT compiled."""
+    mine = train_step.ours("ours", "fused", 0.0)
+    peers = [train_step.nanogpt("nanoGPT, torch.compile", args.nanogpt, 0.0)] if args.nanogpt else []
+    weights = mine.model.init_weights(gpu_cases.SEED).state_dict()
+    tokens = torch.randint(train_step.CONFIG.vocab_size, (STEP_BATCH, STEP_LENGTH + 1), device=device)
+    for contestant in (mine, *peers):
         contestant.load(weights)
-        contestant.model.cuda()
-        with contestant.context(), torch.no_grad(), train_step.autocast("bf16", "cuda"):
-            losses[contestant.name] = contestant.loss(contestant.model, tokens[:2]).item()
-    for contestant in compiled:
-        contestant.model.compile()
-    alike = same_loss(losses)
-    return {contestant.name: (functools.partial(contestant.step, tokens, "bf16"), contestant.context)
-            for contestant in playing if contestant.name in alike}
+        contestant.model.to(device)
+    losses = losses_of(mine, tokens[:2]) | {peer.name: first_loss(peer, tokens[:2]) for peer in peers}
+    alike, playing = same_loss(losses), steps_of(mine, tokens)
+    for peer in peers:
+        if peer.name in alike:
+            peer.model.compile()
+            playing[peer.name] = functools.partial(peer.step, tokens, "bf16"), peer.context
+    return playing
 
 
 @dataclasses.dataclass
 class Training:
-    """The training step of one model. shape: batch and length. batch: what loss(model, batch), a mean, takes. flop: of
-    a step, by the model's own function. planned: bytes of tensors at the peak by aura/plan.py, None where it has no
-    plan."""
+    """The training step of one model. shape: sequences and length. batch: its micro-batches as one, parts of which
+    loss(model, part), a mean, takes. flop: of a step, by the model's own function. planned: bytes of tensors at the
+    peak by aura/plan.py, None where it has no plan. compiles: whether torch.compile takes part."""
 
     name: str
     shape: tuple
@@ -79,6 +115,8 @@ class Training:
     loss: Callable
     flop: float
     planned: int | None = None
+    micro_batches: int = 1
+    compiles: bool = True
 
 
 def on_device(make, device):
@@ -98,23 +136,26 @@ def some_tokens(config, batch, length, device):
 
 
 def gpt_training(name, preset, device):
-    """A micro-batch of a preset of train_tensordock.py, and the optimiser's step."""
-    config, batch = preset.config, preset.batch_size
+    """A whole step of a preset of train_tensordock.py: all its micro-batches, and the optimiser's."""
+    config, accum = preset.config, preset.grad_accum
+    batch = preset.batch_size * accum
     model = on_device(lambda: gpt.GPT(config), device)
     model.grad_checkpointing = preset.grad_checkpointing
-    job = plan.Job(config, batch, 1, preset.grad_checkpointing, "bf16", "adamw", "cpu" if device == "cpu" else "cuda")
+    job = plan.Job(config, preset.batch_size, accum, preset.grad_checkpointing, "bf16", "adamw",
+                   "cpu" if device == "cpu" else "cuda")
     planned = max(sum(parts.values()) - parts["reserve"] for parts in plan.phases(job).values())
     return Training(name, (batch, config.seq_len), model, some_tokens(config, batch, config.seq_len + 1, device),
-                    train_step.our_loss, config.flops_per_token() * batch * config.seq_len, planned)
+                    train_step.our_loss, config.flops_per_token() * batch * config.seq_len, planned, accum)
 
 
 def hrm_training(name, preset, device):
-    """A micro-batch of a preset of the HRM scripts, with all the passes that gradients ever flow through."""
+    """A micro-batch of a preset of the HRM scripts, with all the passes that gradients ever flow through, as it is:
+    compiled, each of its two deep stacks is a graph for each way in which gradients go through it."""
     config, batch = preset.config, preset.batch_size
     model = on_device(lambda: hrm.HRM(config), device)
     model.grad_checkpointing = preset.grad_checkpointing
     return Training(name, (batch, config.seq_len), model, some_tokens(config, batch, config.seq_len + 1, device),
-                    hrm_step.our_loss, config.flops_per_token() * batch * config.seq_len)
+                    hrm_step.our_loss, config.flops_per_token() * batch * config.seq_len, compiles=False)
 
 
 def bert_training(name, config, device, batch=BERT_BATCH, length=BERT_LENGTH):
@@ -139,34 +180,33 @@ def trainings(device):
     yield functools.partial(hrm_training, "hrm 1b", hrm_training_large_1b.PRESETS["1b"], device)
 
 
-def step_memory(step, device, held):
-    """The most bytes there are in a step (backend.peak_memory), without those that others hold."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    step()
-    return backend.peak_memory(device) - held
+@contextlib.contextmanager
+def noting_peak(context, name, memory, device, held):
+    """`context`; the most bytes there are within it (backend.peak_memory), without those that others hold, are
+    memory[name] afterwards. Between samples that costs neither a step nor the clock's time."""
+    with context():
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        yield
+        memory[name] = backend.peak_memory(device) - held
 
 
 def training_rows(training, rounds, clock, ceilings, held=0):
-    """A row for torch's operators beside ours, on one and the same model: weights change no time, and two of the
-    largest would not fit a card. held: bytes that there were on the device before the model."""
-    device = training.batch.device
+    """A row for each way but ours of training the same model. held: bytes that there were on the device before the
+    model."""
+    device, memory = training.batch.device, {}
     contestant = train_step.Contestant("ours", training.model, None, training.loss)
-    step, losses = functools.partial(contestant.step, training.batch, "bf16"), {}
     training.model.eval()  # dropout off
-    for name, context in ways(device.type).items():
-        with context(), torch.no_grad(), train_step.autocast("bf16", device.type):
-            losses[name] = training.loss(training.model, training.batch).item()
-    same_loss(losses)
+    same_loss(losses_of(contestant, training.batch.chunk(training.micro_batches)[0]))
     training.model.train()
-    playing = {name: (step, context) for name, context in ways(device.type).items()}
-    samples = gpu_measure.take_turns(playing, rounds, clock)
+    steps = steps_of(contestant, training.batch, training.micro_batches, training.compiles)
+    playing = {name: (step, functools.partial(noting_peak, context, name, memory, device, held))
+               for name, (step, context) in steps.items()}
+    samples = compiled_first(gpu_measure.take_turns(playing, rounds, clock))
+    memory = compiled_first(memory)
     case = gpu_cases.Case(f"training step {training.name}", "bf16", training.shape, [], [], None, "matmul",
                           {gpu_cases.STEP: training.flop})
-    rows, memory = gpu_measure.rows_of(case, gpu_cases.STEP, samples, None, ceilings), {}
-    for name, context in ways(device.type).items():
-        with context():
-            memory[name] = step_memory(step, device, held)
+    rows = gpu_measure.rows_of(case, gpu_cases.STEP, samples, None, ceilings)
     for row in rows:
         row |= {"peak_bytes": memory["ours"], "peer_peak_bytes": memory[row["peer"]]}
         if training.planned:
@@ -176,7 +216,7 @@ def training_rows(training, rounds, clock, ceilings, held=0):
 
 def gpt2_rows(args, clock, ceilings):
     """A row for each peer of the training step of gpt2."""
-    samples = gpu_measure.take_turns(steps(args), args.rounds, clock)
+    samples = compiled_first(gpu_measure.take_turns(steps(args, "cuda"), args.rounds, clock))
     config = dataclasses.replace(train_step.CONFIG, seq_len=STEP_LENGTH)
     case = gpu_cases.Case("training step gpt2", "bf16", (STEP_BATCH, STEP_LENGTH), [], [], None, "matmul",
                           {gpu_cases.STEP: config.flops_per_token() * STEP_BATCH * STEP_LENGTH})

@@ -65,11 +65,14 @@ class Contestant:
         """Take the weights of our model, by our names."""
         self.model.load_state_dict({self.rename(name): tensor for name, tensor in weights.items()}, strict=False)
 
-    def step(self, batch: torch.Tensor, dtype: str) -> torch.Tensor:
+    def step(self, batch: torch.Tensor, dtype: str, micro_batches: int = 1, run: nn.Module | None = None):
+        """The norm of the gradients. micro_batches: parts of the batch that go through the model one after another.
+        run: what goes forward in the model's place, as torch.compile of it."""
         self.optimizer.zero_grad(set_to_none=True)
-        with autocast(dtype, batch.device.type):
-            loss = self.loss(self.model, batch)
-        loss.backward()
+        for part in batch.chunk(micro_batches):
+            with autocast(dtype, batch.device.type):
+                loss = self.loss(self.model if run is None else run, part) / micro_batches
+            loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizer.step()
         return norm

@@ -72,7 +72,7 @@ def measured(gpu, gpu_measure, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gpu_measure, "cache_bytes", lambda device: 0)
     monkeypatch.setattr(gpu_measure, "timer", lambda device, timer=gpu_measure.timer: timer("cpu"))
-    monkeypatch.setattr(gpu_measure, "ceilings", lambda clock: {"copy": 1e9, "matmul": 1e9})
+    monkeypatch.setattr(gpu_measure, "ceilings", lambda clock: {"copy": 4e12, "small copy": 3e12, "matmul": 1e9})
 
     def call(parts, *words):
         monkeypatch.setattr(gpu, "parts", lambda *args: parts)
@@ -94,7 +94,9 @@ def test_a_run_that_is_cut_off_keeps_what_it_has_measured(measured, tmp_path, ca
     with pytest.raises(KeyboardInterrupt):
         measured([("uno", lambda: [ROW]), ("dos", raising(KeyboardInterrupt()))])
     assert json.loads((tmp_path / "gpu.json").read_text())["rows"] == [ROW]
-    assert "8 x 40" in (tmp_path / "gpu.md").read_text() and "x  2.00" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "8 x 40" in (tmp_path / "gpu.md").read_text() and "x  2.00" in told
+    assert "copia 4000 GB/s (3000 si mueve 64 MiB)" in told
 
 
 def test_a_part_that_fails_is_noted_and_the_next_ones_are_measured(measured, capsys):
@@ -178,7 +180,32 @@ def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu_measure, monkeypatch)
 def test_a_sample_of_short_calls_fits_into_the_queue(gpu_measure):
     asked, playing = [], {"ours": (lambda: None, contextlib.nullcontext)}
     gpu_measure.take_turns(playing, 2, lambda call, times: asked.append(times) or 1e-4)
-    assert asked == [3, gpu_measure.MOST_CALLS, gpu_measure.MOST_CALLS]
+    assert asked == [1, 3, gpu_measure.MOST_CALLS, gpu_measure.MOST_CALLS]
+
+
+@pytest.mark.parametrize("ms, times", [(1e4, [1, 1, 1]), (5.0, [1, 3, 4, 4])])
+def test_what_lasts_long_is_called_no_oftener_than_needed(gpu_measure, ms, times):
+    asked, called = [], []
+
+    def clock(call, times):
+        asked.append(times)
+        for _ in range(times):
+            call()
+        return ms
+
+    gpu_measure.take_turns({"ours": (lambda: called.append(1), contextlib.nullcontext)}, 2, clock)
+    assert asked == times and len(called) == 1 + sum(times)
+
+
+def test_small_copies_go_around_among_more_than_the_cache_holds(gpu_measure, monkeypatch):
+    monkeypatch.setattr(gpu_measure, "SMALL_VALUES", 8)
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other: moved.append((self.data_ptr(), other.data_ptr())))
+    copy = gpu_measure.small_copies("cpu")
+    for _ in range(2 * gpu_measure.SMALL_PAIRS):
+        copy()
+    pairs = moved[:gpu_measure.SMALL_PAIRS]
+    assert len({pointer for pair in pairs for pointer in pair}) == 2 * gpu_measure.SMALL_PAIRS and moved == pairs * 2
 
 
 @pytest.mark.parametrize("share, sets", [(0.0, 1), (0.4, 1), (0.6, 2), (2.5, 5)])
@@ -272,9 +299,10 @@ def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, gpu_cases, m
     rows = [{"op": "attention", "variant": "bf16", "shape": [1], "direction": "forward", "peer": peer, "ours_ms": 1.0,
              "peer_ms": 1.0 / ratio, "ratio": ratio, "ratio_min": ratio, "ratio_max": ratio, "share_of_ceiling": 0.5,
              "peer_share_of_ceiling": 0.5 * ratio}
-            for peer, ratio in ((speeds.OTHER_KERNELS, 1.6), ("sdpa flash", 0.9), ("sdpa cudnn", 0.8))]
-    assert [line.split(" | ")[4] for line in gpu.markdown({"rows": rows}).splitlines()[2:]] == ["sdpa flash",
-                                                                                                speeds.OTHER_KERNELS]
+            for peer, ratio in ((speeds.OTHER_KERNELS, 1.6), ("sdpa flash", 0.9), (gpu_cases.EAGER, 1.2),
+                                ("sdpa cudnn", 0.8))]
+    assert [line.split(" | ")[4] for line in gpu.markdown({"rows": rows}).splitlines()[2:]] == [
+        "sdpa flash", speeds.OTHER_KERNELS, gpu_cases.EAGER]
 
 
 WRONG = {

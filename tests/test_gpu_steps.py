@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import types
 
 import pytest
 import torch
@@ -17,8 +18,31 @@ BERT = dataclasses.replace(bert.PRESETS["tiny"], vocab_size=64, seq_len=16)
 CEILINGS = {"copy": 1e9, "matmul": 1e9}
 
 
+COMPILE = torch.compile
+
+
+@pytest.fixture(autouse=True)
+def quick_compiler(monkeypatch):
+    """torch.compile without its generated code, of which a test would wait for a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", functools.partial(COMPILE, backend="aot_eager"))
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The choice of kernels with which each run of a compiled graph was made."""
+    found = []
+
+    def backend(graph, _):
+        return lambda *inputs: found.append(ops._choice) or graph(*inputs)
+
+    monkeypatch.setattr(torch, "compile", functools.partial(COMPILE, backend=backend))
+    return found
+
+
 def makers(gpu_steps):
-    sizes = {"batch_size": 2, "grad_checkpointing": True}
+    sizes = {"batch_size": 2, "grad_accum": 3, "grad_checkpointing": True}
     for kind, name, presets, config in ((gpu_steps.gpt_training, "gpt", gpu_steps.train_tensordock.PRESETS, GPT),
                                         (gpu_steps.hrm_training, "hrm", gpu_steps.hrm_training_large_1b.PRESETS, HRM)):
         preset = dataclasses.replace(next(iter(presets.values())), config=config, **sizes)
@@ -28,37 +52,136 @@ def makers(gpu_steps):
 
 def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, gpu_cases, gpu_measure, gpu_steps, capsys):
     rows = [row for make in makers(gpu_steps) for row in gpu.model_rows(make, 1, gpu_measure.timer("cpu"), CEILINGS)]
-    assert [(row["op"], row["peer"], row["shape"]) for row in rows] == [
-        (f"training step {name}", "sdpa", [2, 16]) for name in ("gpt", "hrm", "bert")]
-    flop = (GPT.flops_per_token() * 32, HRM.flops_per_token() * 32, BERT.flops(16) * 2)
-    for row, work in zip(rows, flop, strict=True):
+    everybody = ["sdpa", gpu_cases.EAGER, "sdpa, torch.compile"]
+    found = {}
+    for row in rows:
+        found.setdefault((row["op"], *row["shape"]), []).append(row["peer"])
+    assert {case: sorted(peers) for case, peers in found.items()} == {
+        ("training step gpt", 6, 16): sorted(everybody), ("training step hrm", 2, 16): ["sdpa"],
+        ("training step bert", 2, 16): sorted(everybody)}
+    flop = {"gpt": GPT.flops_per_token() * 96, "hrm": HRM.flops_per_token() * 32, "bert": BERT.flops(16) * 2}
+    for row in rows:
+        work = flop[row["op"].split()[-1]]
         assert row["rate"] == pytest.approx(work / row["ours_ms"] * 1e3)
         assert row["share_of_ceiling"] == pytest.approx(row["rate"] / 1e9)
         assert row["peak_bytes"] > 0 and row["peer_peak_bytes"] > 0 and row["direction"] == gpu_cases.STEP
         gpu.print_row(row)
-    job = plan.Job(GPT, 2, 1, True, "bf16", "adamw", "cpu")
+    job = plan.Job(GPT, 2, 3, True, "bf16", "adamw", "cpu")
     assert 0 < rows[0]["planned_bytes"] < plan.peak(job) - plan.CONTEXT["cpu"] + 1
     assert rows[0]["memory_ratio"] == rows[0]["peak_bytes"] / rows[0]["planned_bytes"]
-    assert "planned_bytes" not in rows[1] and "planned_bytes" not in rows[2]
+    assert ["planned_bytes" in row for row in rows] == [True] * 3 + [False] * 4
     told = capsys.readouterr().out.splitlines()
-    assert "de lo previsto" in told[0] and "GB" in told[1] and "previsto" not in told[1]
-    assert "training step hrm, bf16 | 2 x 16 | step" in gpu.markdown({"rows": rows})
+    assert "de lo previsto" in told[0] and "GB" in told[3] and "previsto" not in told[3]
+    lines = gpu.markdown({"rows": rows}).splitlines()[2:]
+    assert [line.split(" | ")[1:5:3] for line in lines[2:3]] == [["2 x 16", "sdpa"]] and len(lines) == 5
+    assert [gpu_cases.EAGER in line for line in lines] == [False, True, False, False, True]
 
 
 def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, gpu_measure, gpu_steps, monkeypatch):
     playing = {name: (lambda: None, context) for name, context in gpu_steps.ways("cpu").items()}
-    monkeypatch.setattr(gpu_steps, "steps", lambda args: playing)
+    monkeypatch.setattr(gpu_steps, "steps", lambda args, device: playing)
     monkeypatch.setattr(gpu_steps, "trainings", lambda device: list(makers(gpu_steps))[-1:])
     monkeypatch.setattr(gpu_measure, "SAMPLE_MS", 0)
     args = argparse.Namespace(only=["step"], rounds=5, dtype=["bf16"], seq_len=[512])
     rows = [row for _, make_rows in gpu.parts(args, gpu_measure.timer("cpu"), CEILINGS) for row in make_rows()]
-    assert [(row["op"], row["rounds"]) for row in rows] == [("training step gpt2", 5), ("training step bert", 3)]
+    assert list(dict.fromkeys((row["op"], row["rounds"]) for row in rows)) == [("training step gpt2", 5),
+                                                                                ("training step bert", 3)]
+
+
+def test_gpt2_is_raced_in_every_way_and_against_nanogpt(gpu_steps, ran, monkeypatch, capsys):
+    """Whose model is left out where it computes something else."""
+    monkeypatch.setattr(gpu_steps.train_step, "CONFIG", GPT)
+    monkeypatch.setattr(gpu_steps, "STEP_BATCH", 2)
+    monkeypatch.setattr(gpu_steps, "STEP_LENGTH", GPT.seq_len)
+    ways = {"ours": set(), "sdpa": set(), gpu_steps.COMPILED_OURS: {"fused"}, "sdpa, torch.compile": {"sdpa"}}
+    for factor, names in ((1, [*ways, "nanoGPT, torch.compile"]), (2, list(ways))):
+        def peer(name, folder, dropout, factor=factor):
+            model = gpt.GPT(GPT)
+            return gpu_steps.train_step.Contestant(
+                name, model, None, lambda model, batch: factor * gpu_steps.train_step.our_loss(model, batch))
+
+        monkeypatch.setattr(gpu_steps.train_step, "nanogpt", peer)
+        playing = gpu_steps.steps(argparse.Namespace(nanogpt="nanoGPT"), "cpu")
+        assert list(playing) == names
+        for name, (step, context) in playing.items():
+            ran.clear()
+            with context():
+                step()
+            assert name not in ways or set(ran) == ways[name]
+            assert name in ways or ran
+    assert "nanoGPT, torch.compile no se mide" in capsys.readouterr().err
 
 
 def test_what_others_hold_is_not_the_models_memory(gpu_measure, gpu_steps, monkeypatch):
     monkeypatch.setattr(gpu_steps.backend, "peak_memory", lambda device: 100)
-    (row,) = gpu_steps.training_rows(next(makers(gpu_steps))(), 1, gpu_measure.timer("cpu"), CEILINGS, held=40)
-    assert row["peak_bytes"] == row["peer_peak_bytes"] == 60
+    rows = gpu_steps.training_rows(next(makers(gpu_steps))(), 1, gpu_measure.timer("cpu"), CEILINGS, held=40)
+    assert all(row["peak_bytes"] == row["peer_peak_bytes"] == 60 for row in rows)
+
+
+def test_the_memory_of_a_way_is_the_peak_of_its_own_samples(gpu_measure, gpu_steps, monkeypatch):
+    peaks, begun = {"sdpa": 7, "fused": 5}, []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", begun.append)
+    monkeypatch.setattr(gpu_steps.backend, "peak_memory", lambda device: peaks[ops._choice] + len(begun))
+    memory, card = {}, torch.device("cuda")
+    for number, name in enumerate(("sdpa", "ours"), 1):
+        with gpu_steps.noting_peak(gpu_steps.ways("cpu")[name], name, memory, card, 2):
+            assert begun == [card] * number and name not in memory
+    assert memory == {"sdpa": 6, "ours": 5}
+
+
+def test_a_step_is_all_micro_batches_of_the_preset(gpu_steps):
+    """The gradient of their mean, of which each was computed for itself."""
+    training = next(makers(gpu_steps))()
+    contestant, seen = gpu_steps.train_step.Contestant("ours", training.model, None, training.loss), []
+    contestant.loss = lambda model, batch: seen.append(tuple(batch.shape)) or training.loss(model, batch)
+    contestant.optimizer = types.SimpleNamespace(zero_grad=training.model.zero_grad, step=lambda: None)
+    with ops.using("sdpa"):
+        training.loss(training.model, training.batch).backward()
+        wanted = torch.nn.utils.get_total_norm([parameter.grad for parameter in training.model.parameters()])
+        norm = contestant.step(training.batch, "fp32", training.micro_batches)
+    assert seen == [(2, 17)] * 3
+    torch.testing.assert_close(norm, wanted)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert"])
+def test_each_way_runs_what_it_says_in_one_model(gpu_steps, ran, kind):
+    training = next(make for make in makers(gpu_steps) if make.args[0] == kind)()
+    contestant, found = gpu_steps.train_step.Contestant("ours", training.model, None, training.loss), {}
+    for name, (step, context) in gpu_steps.steps_of(contestant, training.batch, training.micro_batches).items():
+        before = next(training.model.parameters()).detach().clone()
+        ran.clear()
+        with context():
+            step()
+        found[name] = set(ran)
+        assert not torch.equal(before, next(training.model.parameters())), name
+    assert found == {"ours": set(), "sdpa": set(), gpu_steps.COMPILED_OURS: {"fused"},
+                     "sdpa, torch.compile": {"sdpa"}}
+
+
+def test_what_is_compiled_is_ours_and_eager_stands_beside(gpu_cases, gpu_measure, gpu_steps, ran):
+    """By times that tell who is who."""
+    ms = {False: {"fused": 3.0, "sdpa": 4.0}, True: {"fused": 1.0, "sdpa": 2.0}}
+
+    def clock(call, times):
+        ran.clear()
+        call()
+        return ms[bool(ran)][ops._choice]
+
+    rows = gpu_steps.training_rows(next(makers(gpu_steps))(), 1, clock, CEILINGS)
+    assert {(row["ours_ms"], row["peer"], row["peer_ms"]) for row in rows} == {
+        (1.0, gpu_cases.EAGER, 3.0), (1.0, "sdpa", 4.0), (1.0, "sdpa, torch.compile", 2.0)}
+
+
+def test_without_a_compiler_ours_is_eager_and_stands_alone(gpu_measure, gpu_steps, monkeypatch, capsys):
+    def no_compiler(graph, _):
+        raise RuntimeError("no triton")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(COMPILE, backend=no_compiler))
+    (row,) = gpu_steps.training_rows(next(makers(gpu_steps))(), 1, gpu_measure.timer("cpu"), CEILINGS)
+    assert row["peer"] == "sdpa" and row["peak_bytes"] > 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(" no se mide: ")[0] for line in told] == ["  ours, torch.compile", "  sdpa, torch.compile"]
+    assert all("no triton" in line for line in told)
 
 
 def test_what_has_no_room_is_told_and_left_out(gpu, capsys):
@@ -106,7 +229,7 @@ def test_the_models_are_those_of_the_scripts(gpu_steps):
     """Sizes of what would be measured on a card, on the meta device."""
     found = [make() for make in gpu_steps.trainings("meta")]
     assert [(training.name, *training.shape) for training in found] == [
-        ("bert-base", 32, 384), ("aura-72h-extended", 2, 2048), ("aura-72h-max", 2, 2048), ("hrm 1b", 24, 1024)]
+        ("bert-base", 32, 384), ("aura-72h-extended", 32, 2048), ("aura-72h-max", 32, 2048), ("hrm 1b", 24, 1024)]
     for training in found:
         size = sum(parameter.numel() for parameter in training.model.parameters())
         assert size == training.model.config.parameters() and size > 1e8
