@@ -67,7 +67,8 @@ def test_a_row_for_each_model_with_its_own_flop_and_the_planned_memory(gpu, gpu_
         assert row["peak_bytes"] > 0 and row["peer_peak_bytes"] > 0 and row["direction"] == gpu_cases.STEP
         gpu.print_row(row)
     job = plan.Job(GPT, 2, 3, True, "bf16", "adamw", "cpu")
-    assert 0 < rows[0]["planned_bytes"] < plan.peak(job) - plan.CONTEXT["cpu"] + 1
+    planned = [sum(parts.values()) - parts["reserve"] for parts in plan.phases(job).values()]
+    assert rows[0]["planned_bytes"] == max(planned)
     assert rows[0]["memory_ratio"] == rows[0]["peak_bytes"] / rows[0]["planned_bytes"]
     assert ["planned_bytes" in row for row in rows] == [True] * 3 + [False] * 4
     told = capsys.readouterr().out.splitlines()
@@ -234,4 +235,5 @@ def test_the_models_are_those_of_the_scripts(gpu_steps):
         size = sum(parameter.numel() for parameter in training.model.parameters())
         assert size == training.model.config.parameters() and size > 1e8
     assert all(training.model.grad_checkpointing for training in found[1:])
+    assert [training.micro_batches for training in found] == [1, 16, 16, 1]
     assert [bool(training.planned) for training in found] == [False, True, True, False]
