@@ -146,7 +146,7 @@ def told_memory(row):
     """What a training step took of it, and what part of the plan that is; "" for other rows."""
     if "peak_bytes" not in row:
         return ""
-    ratio = f", {row['memory_ratio']:.2f} de lo previsto" if "planned_bytes" in row else ""
+    ratio = f" (sin compilar, {row['memory_ratio']:.2f} de lo previsto)" if "planned_bytes" in row else ""
     return f"; memoria {row['peak_bytes'] / 1e9:.1f} GB{ratio}, el rival {row['peer_peak_bytes'] / 1e9:.1f} GB"
 
 

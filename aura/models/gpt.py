@@ -170,8 +170,9 @@ class GPT(nn.Module):
     def compiled(self):
         """torch.compile of this model, for training; with grad_checkpointing this model with its blocks compiled.
 
-        As a whole, deep models take minutes to compile. All blocks share one graph, as the block is an argument of what
-        is compiled; and a graph that ends where a checkpoint does loses nothing by it."""
+        As a whole, deep models take minutes to compile. Blocks share one graph, as the block is an argument of what is
+        compiled, but for the first under autocast, whose norm is float32; and a graph that ends where a checkpoint does
+        loses nothing by it."""
         if not self.grad_checkpointing:
             return torch.compile(self)
         self.run = torch.compile(run_block)
