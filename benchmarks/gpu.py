@@ -69,9 +69,12 @@ def parts(args, clock, ceilings):
         if section in args.only:
             name = " ".join([section, *map(str, make.args)])
             yield name, functools.partial(case_rows, make, args.rounds, clock, ceilings)
-    if "step" in args.only:
+    if "step" not in args.only:
+        return
+    if "gpt2" in args.models:
         yield "gpt2", functools.partial(gpu_steps.gpt2_rows, args, clock, ceilings)
-        for make in gpu_steps.trainings("cuda"):
+    for make in gpu_steps.trainings("cuda"):
+        if make.args[0] in args.models:
             yield make.args[0], functools.partial(model_rows, make, min(args.rounds, MODEL_ROUNDS), clock, ceilings)
 
 
@@ -180,6 +183,11 @@ def build_parser():
                         help="tipos de los tensores (por defecto: bf16)")
     parser.add_argument("--seq-len", type=measure.sizes, default="512,1024,2048,4096", metavar="T,T,...",
                         help="longitudes de la atención (por defecto: 512,1024,2048,4096)")
+    parser.add_argument("--columns", type=measure.sizes, default=list(gpu_cases.NORM_COLUMNS), metavar="N,N,...",
+                        help=f"anchos de las normas (por defecto: {','.join(map(str, gpu_cases.NORM_COLUMNS))})")
+    parser.add_argument("--models", type=measure.names(*gpu_steps.MODELS), default=list(gpu_steps.MODELS),
+                        metavar="MODELOS", help="pasos de entrenamiento de solo estos modelos, separados por comas: "
+                        f"{', '.join(gpu_steps.MODELS)}")
     parser.add_argument("--rounds", type=int, default=7, help="rondas de cada comparación (por defecto: 7)")
     parser.add_argument("--learn", action="store_true",
                         help="guarda qué es más rápido en esta tarjeta, para --attention auto")

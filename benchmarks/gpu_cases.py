@@ -233,7 +233,7 @@ def cases(args):
     for name in args.dtype:
         dtype = DTYPES[name]
         for kind in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
-            for columns in NORM_COLUMNS:
+            for columns in args.columns:
                 yield "norms", functools.partial(norm_case, kind, NORM_ROWS, columns, dtype, "cuda",
                                                  compiled=columns in COMPILED_COLUMNS)
         for kind in ("gelu_tanh", "swiglu"):

@@ -24,6 +24,7 @@ from aura.models import bert, gpt, hrm  # noqa: E402
 
 STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
 BERT_BATCH, BERT_LENGTH = 32, 384
+MODELS = "gpt2", "bert-base", "aura-72h-extended", "aura-72h-max", "hrm-1b"
 COMPILED_OURS = "ours, torch.compile"  # as long as it may turn out that there is no torch.compile
 
 
@@ -177,7 +178,7 @@ def trainings(device):
     yield functools.partial(bert_training, "bert-base", bert.PRESETS["base"], device)
     for name in ("aura-72h-extended", "aura-72h-max"):
         yield functools.partial(gpt_training, name, train_tensordock.PRESETS[name], device)
-    yield functools.partial(hrm_training, "hrm 1b", hrm_training_large_1b.PRESETS["1b"], device)
+    yield functools.partial(hrm_training, "hrm-1b", hrm_training_large_1b.PRESETS["1b"], device)
 
 
 @contextlib.contextmanager

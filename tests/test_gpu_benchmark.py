@@ -259,6 +259,17 @@ def test_few_norms_are_compiled(gpu, gpu_cases):
     assert widths == set(gpu_cases.COMPILED_COLUMNS) < set(gpu_cases.NORM_COLUMNS) == {make.args[2] for make in made}
 
 
+def test_other_widths_and_some_models_alone(gpu, gpu_cases, gpu_steps, capsys):
+    """What there is little time for on a rented card."""
+    args = gpu.build_parser().parse_args(["--only", "norms,step", "--columns", "40,5120", "--models", "bert-base"])
+    assert [name for name, _ in gpu.parts(args, None, {}) if "norm" not in name] == ["bert-base"]
+    assert {make.args[2] for section, make in gpu_cases.cases(args) if section == "norms"} == {40, 5120}
+    assert {make.args[0] for make in gpu_steps.trainings("cpu")} == {*gpu_steps.MODELS} - {"gpt2"}
+    with pytest.raises(SystemExit):
+        gpu.build_parser().parse_args(["--models", "gpt3"])
+    assert "'gpt3' no existe; hay: gpt2, bert-base" in capsys.readouterr().err
+
+
 def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases, gpu_measure, monkeypatch,
                                                                       tmp_path, capsys):
     asked, takes = {}, ops._takes

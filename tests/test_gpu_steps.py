@@ -84,7 +84,8 @@ def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, gpu_measure, gpu
     monkeypatch.setattr(gpu_steps, "steps", lambda args, device: playing)
     monkeypatch.setattr(gpu_steps, "trainings", lambda device: list(makers(gpu_steps))[-1:])
     monkeypatch.setattr(gpu_measure, "SAMPLE_MS", 0)
-    args = argparse.Namespace(only=["step"], rounds=5, dtype=["bf16"], seq_len=[512])
+    args = gpu.build_parser().parse_args(["--only", "step", "--rounds", "5"])
+    args.models = ["gpt2", "bert"]
     rows = [row for _, make_rows in gpu.parts(args, gpu_measure.timer("cpu"), CEILINGS) for row in make_rows()]
     assert list(dict.fromkeys((row["op"], row["rounds"]) for row in rows)) == [("training step gpt2", 5),
                                                                                 ("training step bert", 3)]
@@ -231,7 +232,7 @@ def test_the_models_are_those_of_the_scripts(gpu_steps):
     """Sizes of what would be measured on a card, on the meta device."""
     found = [make() for make in gpu_steps.trainings("meta")]
     assert [(training.name, *training.shape) for training in found] == [
-        ("bert-base", 32, 384), ("aura-72h-extended", 32, 2048), ("aura-72h-max", 32, 2048), ("hrm 1b", 24, 1024)]
+        ("bert-base", 32, 384), ("aura-72h-extended", 32, 2048), ("aura-72h-max", 32, 2048), ("hrm-1b", 24, 1024)]
     for training in found:
         size = sum(parameter.numel() for parameter in training.model.parameters())
         assert size == training.model.config.parameters() and size > 1e8
