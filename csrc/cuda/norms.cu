@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
+  begin_early();
   RowReduce across(shared_memory());
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, start = row * columns + first;
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using W = typename T::W;
   using Y = typename T::Y;
   constexpr bool kEarly = kVectors <= 4;
-  let_next_begin();
+  begin_early();
   RowReduce across(shared_memory());
   const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + blockDim.y * RowReduce::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
@@ -361,6 +362,7 @@ template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
+  begin_early();
   RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -401,6 +403,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
   using R = typename T::R;
   using W = typename T::W;
   using Y = typename T::Y;
+  begin_early();
   RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * a.columns;
@@ -450,7 +453,7 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const int64_t column = int64_t{blockIdx.x} * kWarp + x, turned = int64_t{blockIdx.x} * kWarp + y;
   float sum[1] = {};
-  wait_for_previous();
+  begin_early();
   if (column < columns) {
     const float* from = partials + blockIdx.y * columns + column;
 #pragma unroll 8
@@ -539,8 +542,8 @@ const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* strea
   const dim3 block = forward_block(a.columns, elements);
   const int64_t blocks = ceil_div(rows, block.y);
   if (blocks > INT_MAX) return "more rows than a grid has blocks";
-  return launch(kernel, grid_of(blocks), block, RowReduce::kSize, stream, a, rows, rms,
-                static_cast<float>(a.dropout.scale()));
+  return launch_early(kernel, grid_of(blocks), block, RowReduce::kSize, stream, a, rows, rms,
+                      static_cast<float>(a.dropout.scale()));
 }
 
 template <typename T>
@@ -555,8 +558,8 @@ const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, flo
   if (elements == 32) kernel = backward_rows<T, kCount, 32 / kCount>;
   const dim3 block = backward_block(a.columns, elements);
   const int of_row = RowReduce::kSize + static_cast<int>(block.x * sizeof(float)) * elements;
-  return launch(kernel, grid_of(blocks), block, static_cast<int>(block.y) * of_row, stream, a, rows,
-                static_cast<float>(a.dropout.scale()), sums);
+  return launch_early(kernel, grid_of(blocks), block, static_cast<int>(block.y) * of_row, stream, a, rows,
+                      static_cast<float>(a.dropout.scale()), sums);
 }
 
 template <typename W>

@@ -36,16 +36,12 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// 9.7.13.13 griddepcontrol, of sm_90 and later: the blocks of a kernel queued by launch_early() may begin when all of
-// this one's have come here or are done; and there, wait until those before are done and what they wrote can be read.
-__device__ __forceinline__ void let_next_begin() {
+// 9.7.13.13 griddepcontrol, of sm_90 and later: what a kernel queued by launch_early() begins with. From here on the
+// blocks of the next such kernel may be made ready, as soon as all of this one's are here; and this one waits until all
+// kernels before it are done and what they wrote can be read.
+__device__ __forceinline__ void begin_early() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;\n" ::: "memory");
 #endif
 }
 

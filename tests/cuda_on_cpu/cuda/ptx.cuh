@@ -16,8 +16,7 @@ inline int block_number() { return static_cast<int>(blockIdx.x); }
 inline void prefetch(const void*) {}
 inline void sync_threads(int barrier, int threads) { emulated::meet(barrier, threads, true); }
 // A kernel begins when the one before has ended.
-inline void let_next_begin() {}
-inline void wait_for_previous() {}
+inline void begin_early() {}
 
 inline void copy_async_16(void* shared, const void* global, int bytes) {
   emulated::copy_later(shared, global, bytes, 16);
