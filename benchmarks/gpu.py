@@ -161,12 +161,13 @@ def write(args, result):
 
 
 def learn(rows):
-    """Keep which operations are faster in our kernels on this card, for --attention auto; nothing where a part failed:
-    auto would go by the sizes beside it."""
+    """Keep which operations are faster in our kernels on this card, for --attention auto, beside what was known of
+    those not measured now; nothing where a part failed: auto would go by the sizes beside it."""
     if split(rows)[1]:
         print("No se guarda nada para --attention auto: hay partes que fallan.")
         return
-    path, known = cuda_extension.speeds_file(), speeds.learnt(rows)
+    path, before = cuda_extension.speeds_file(), cuda_extension.known_speeds()
+    known = speeds.Speeds({**(before.cells if before else {}), **speeds.learnt(rows).cells})
     speeds.write(path, known)
     print(f"--attention auto usará en esta tarjeta los núcleos propios de: {', '.join(known.operations()) or 'nada'} "
           f"({path})")

@@ -280,6 +280,7 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases
 
     monkeypatch.setattr(ops, "_takes", heard)
     monkeypatch.setattr(gpu.cuda_extension, "speeds_file", lambda: tmp_path / "speeds.json")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Una tarjeta")
     rows = []
     for case in map(on_the_cpu, cases(gpu_cases)):
         for direction in case.work:
@@ -295,6 +296,10 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases
     assert "gelu_tanh" in capsys.readouterr().out
     known = speeds.read(tmp_path / "speeds.json")
     assert {kind: [(size, 2.0)] for kind, size in asked.items()} == known.cells
+    norm = next(row for row in rows if row["op"] == "rms_norm")
+    gpu.learn([{**norm, "peer_ms": norm["ours_ms"] / 2}])
+    changed = speeds.read(tmp_path / "speeds.json").cells
+    assert [kind[0] for kind in known.cells if known.cells[kind] != changed[kind]] == ["rms_norm"]
 
 
 def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, gpu_cases, monkeypatch):
