@@ -231,6 +231,24 @@ def test_another_stream_and_a_graph(instructions):
     assert torch.equal(recorded, ops.attention(*static))
 
 
+def test_norms_in_a_graph():
+    """Whose kernels are made ready while those before are at work, in a recording too."""
+    def both(x, weight, bias, dy):
+        y, mean, rstd = torch.ops.aura.layer_norm(x, weight, bias, 1e-5)
+        return y, *torch.ops.aura.layer_norm_backward(dy, x, weight, mean, rstd, True)
+
+    static = [t.detach() for t in drawn("layer_norm", 3000, 1024, (torch.bfloat16,) * 3)]
+    static.append(torch.randn_like(static[0]))
+    both(*static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = both(*static)
+    for t in static:
+        t.copy_(torch.randn_like(t))
+    graph.replay()
+    assert all(map(torch.equal, recorded, both(*static)))
+
+
 def test_a_thread_that_has_not_used_the_card_yet(instructions):
     inputs, found = [x.detach() for x in qkv(1, 130, 2, 64)], []
     thread = threading.Thread(target=lambda: found.append(ops.attention(*inputs)))
