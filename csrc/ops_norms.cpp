@@ -12,9 +12,9 @@
 #include "cpu/kernels.h"
 #include "ops.h"
 
-// x, residual, y: [..., C]; weight, bias: [C]; mean, rstd: [rows], float32 (float64 for float64). y is of the residual's
-// dtype, with like_x of that of x. In the backwards dx is empty where it would equal dresidual, as no two outputs may
-// share their memory; so is dbias where there is no bias.
+// x, residual, y: [..., C]; weight, bias: [C]; mean, rstd: [rows], float32 (float64 for float64). y is of the dtype of
+// the residual, with like_x of that of x. In the backwards dx is empty where it would equal dresidual, as no two outputs
+// may share their memory; so is dbias where there is no bias.
 TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)");
   m.def(
@@ -125,7 +125,8 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   if (!rms) job.mean = out.mean.mutable_data_ptr();
   job.dropout = dropout_of(dropout, seed);
   if (gpu) {
-    on_gpu(gpu, x, op, [&](void* cuda_stream) { return gpu->norms.forward(job, rows, rms, types, narrow, cuda_stream); });
+    on_gpu(gpu, x, op,
+           [&](void* cuda_stream) { return gpu->norms.forward(job, rows, rms, types, narrow, cuda_stream); });
     return out;
   }
   const NormKernels& table = kernels().norms;
@@ -191,8 +192,8 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
     const Tensor partials = at::empty({gpu->norms.partials(rows, columns, types), stride}, statistics(x));
     void* dbias = saved.has_bias ? out.dbias.mutable_data_ptr() : nullptr;
     on_gpu(gpu, x, op, [&](void* cuda_stream) {
-      return gpu->norms.backward(job, rows, types, narrow, partials.mutable_data_ptr(), out.dweight.mutable_data_ptr(), dbias,
-                                 cuda_stream);
+      return gpu->norms.backward(job, rows, types, narrow, partials.mutable_data_ptr(), out.dweight.mutable_data_ptr(),
+                                 dbias, cuda_stream);
     });
     return out;
   }

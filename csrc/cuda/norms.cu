@@ -220,10 +220,10 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
-  begin_early();
+  const int64_t block = begin_early();
   RowReduce across(shared_memory());
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
-  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, start = row * columns + first;
+  const int64_t row = block * blockDim.y + threadIdx.y, start = row * columns + first;
   if (row >= rows) return;
   // All loads before the first store: they are under way together.
   Vector<R, kCount> x[kVectors];
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
   }
 }
 
-// Begin to bring to the L2 cache what this thread's part of a row will read of a tensor, by one lane for each 128 bytes.
+// Begin to bring to the L2 cache what this thread's part of a row will read of a tensor, by a lane for each 128 bytes.
 template <typename Element, int kCount, int kVectors>
 __device__ __forceinline__ void prefetch_row(const void* tensor, int64_t start, int first, int columns) {
   constexpr int kLine = 128 / (kCount * kBytes<Element>), kLanes = kLine < kWarp ? kLine : kWarp;
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using W = typename T::W;
   using Y = typename T::Y;
   constexpr bool kEarly = kVectors <= 4;
-  begin_early();
+  const int64_t block = begin_early();
   RowReduce across(shared_memory());
   const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + blockDim.y * RowReduce::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int v = 0; v < kVectors; ++v) slots.set(v, dweight[v]);
 
   const int64_t apart = int64_t{gridDim.x} * blockDim.y;
-  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows; row += apart) {
+  for (int64_t row = block * blockDim.y + threadIdx.y; row < rows; row += apart) {
     const int64_t start = row * columns + first;
     Vector<R, kCount> x[kVectors], past[kEarly ? kVectors : 1];
     Vector<Y, kCount> dy[kVectors];
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
 
-  float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * columns;
+  float* partial = partials + block * (a.mean ? 2 : 1) * columns;
   if (a.mean) {
     write_slots(slots, columns, partial + columns);
     __syncthreads();
@@ -362,10 +362,10 @@ template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, int64_t rows, bool rms, float scale) {
   using X = typename T::X;
   using R = typename T::R;
-  begin_early();
+  const int64_t block = begin_early();
   RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+  for (int64_t row = block; row < rows; row += gridDim.x) {
     const int64_t start = row * a.columns;
     const void* from = a.x;
     if (a.residual) {  // a thread reads again what it wrote itself, and nothing else
@@ -403,11 +403,11 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
   using R = typename T::R;
   using W = typename T::W;
   using Y = typename T::Y;
-  begin_early();
+  const int64_t block = begin_early();
   RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
-  float* partial = partials + int64_t{blockIdx.x} * (a.mean ? 2 : 1) * a.columns;
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+  float* partial = partials + block * (a.mean ? 2 : 1) * a.columns;
+  for (int64_t row = block; row < rows; row += gridDim.x) {
     const int64_t start = row * a.columns;
     const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
     const float rstd = static_cast<const float*>(a.rstd)[row];
