@@ -64,8 +64,8 @@ const char* launch(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared,
   return queue_grid(false, kernel, grid, block, shared, stream, given...);
 }
 
-// The same for a kernel that begins with begin_early() (ptx.cuh): its blocks are made ready while the last of the
-// kernel before are at work, which for one of microseconds is a good part of its time.
+// The same for a kernel that begins with begin_early() (ptx.cuh): its blocks are made ready while the kernel before
+// ends or, if that calls let_next_begin(), is at work, which for one of microseconds is a good part of its time.
 template <typename... Wanted, typename... Given>
 const char* launch_early(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream,
                          const Given&... given) {

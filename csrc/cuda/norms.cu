@@ -270,8 +270,7 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
 // Begin to bring to the L2 cache what this thread's part of a row will read of a tensor, by a lane for each 128 bytes.
 template <typename Element, int kCount, int kVectors>
 __device__ __forceinline__ void prefetch_row(const void* tensor, int64_t start, int first, int columns) {
-  constexpr int kLine = 128 / (kCount * kBytes<Element>), kLanes = kLine < kWarp ? kLine : kWarp;
-  if (threadIdx.x % kLanes != 0) return;
+  if (threadIdx.x % (128 / (kCount * kBytes<Element>)) != 0) return;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (first + v * kStep<kCount> >= columns) continue;
@@ -292,6 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Y = typename T::Y;
   constexpr bool kEarly = kVectors <= 4;
   const int64_t block = begin_early();
+  let_next_begin();  // add_partials
   RowReduce across(shared_memory());
   const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + blockDim.y * RowReduce::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
     const float rstd = static_cast<const float*>(a.rstd)[row];
-    if (row + apart < rows) {
+    if (kCount > 1 && row + apart < rows) {  // element by element there are no registers for it
       const int64_t next = start + apart * columns;
       prefetch_row<R, kCount, kVectors>(a.x, next, first, columns);
       prefetch_row<Y, kCount, kVectors>(a.dy, next, first, columns);
@@ -404,6 +404,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
   using W = typename T::W;
   using Y = typename T::Y;
   const int64_t block = begin_early();
+  let_next_begin();  // add_partials
   RowReduce across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   float* partial = partials + block * (a.mean ? 2 : 1) * a.columns;

@@ -36,15 +36,21 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// 9.7.13.13 griddepcontrol, of sm_90 and later: what a kernel queued by launch_early() begins with. From here on the
-// blocks of the next such kernel may be made ready, as soon as all of this one's are here; and this one waits until all
-// kernels before it are done and what they wrote can be read. Returns the block's number: addresses that are found from
-// it are not known before, while the compiler takes what __ldg reads for the same at all times.
+// 9.7.13.13 griddepcontrol, of sm_90 and later. begin_early is what a kernel queued by launch_early() begins with: it
+// waits until all kernels before are done and what they wrote can be read. Returns the block's number: addresses that are
+// found from it are not known before, while the compiler takes what __ldg reads for the same at all times.
 __device__ __forceinline__ int begin_early() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;\n" ::: "memory");
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
   return block_number();
+}
+// The blocks of the next kernel, if it was queued by launch_early(), may be made ready as soon as all of this one's
+// have come here. Only where the next kernel is ours: another that was queued so might not wait.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
 }
 
 // 9.7.9.25 cp.async: 16 or 8 bytes from device to shared memory, both aligned to as many, beside what the thread does;
