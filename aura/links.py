@@ -149,8 +149,8 @@ def _lead(store, desk, peers, first, deadline):
     result.clocks = {0: (0.0, 0.0)}
     if len(cards) > 1:
         ways = _connect(ask, cards, result)
-        _measure(ask, cards, ways, result, deadline)
-        doubtful = _doubtful(result.pairs)
+        half_told = _measure(ask, cards, ways, result, deadline)
+        doubtful = _doubtful(result.pairs) | half_told
         _measure(ask, cards, [way for way in ways if way[:2] in doubtful], result, deadline)
     result.pairs.sort(key=lambda pair: (pair.a, pair.b))
     result.silent.sort()
@@ -173,8 +173,9 @@ def _connect(ask, cards, result):
 
 
 def _measure(ask, cards, wanted, result, deadline):
-    """Let the `wanted` pairs (a, b, who dials) measure one another, disjoint ones at once, and note what they say."""
-    dialler = {(a, b): who for a, b, who in wanted}
+    """Let the `wanted` pairs (a, b, who dials) measure one another, disjoint ones at once, and note what they say.
+    Returns those of which one direction alone can tell if it loses; a busy machine sent too little in the other."""
+    dialler, half_told = {(a, b): who for a, b, who in wanted}, set()
     for together in rounds(list(cards)):
         pairs = [(a, b, dialler[a, b]) for a, b in together if (a, b) in dialler and a in cards and b in cards]
         if pairs and (not result.pairs or time.monotonic() < deadline):
@@ -182,6 +183,9 @@ def _measure(ask, cards, wanted, result, deadline):
             for a, b, _ in pairs:
                 if a in answers and b in answers:
                     _note(result, a, b, answers[a], answers[b])
+                    if (answers[a].get("retransmitted") is None) != (answers[b].get("retransmitted") is None):
+                        half_told.add((a, b))
+    return half_told
 
 
 def _note(result, a, b, at_a, at_b):
@@ -194,7 +198,9 @@ def _note(result, a, b, at_a, at_b):
     shares = [answer["retransmitted"] for answer in (at_a, at_b) if answer["retransmitted"] is not None]
     pair = Pair(a, b, at_a["rtt"], at_b["rate"], at_a["rate"], max(shares, default=None))
     for old in [old for old in result.pairs if (old.a, old.b) == (a, b)]:
-        pair = replace(old, rate_ab=max(old.rate_ab, pair.rate_ab), rate_ba=max(old.rate_ba, pair.rate_ba))
+        lost = max((share for share in (old.retransmitted, *shares) if share is not None), default=None)
+        pair = replace(old, rate_ab=max(old.rate_ab, pair.rate_ab), rate_ba=max(old.rate_ba, pair.rate_ba),
+                       retransmitted=lost)
         result.pairs.remove(old)
     result.pairs.append(pair)
     if a == 0:

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -118,6 +119,22 @@ def test_a_machine_that_stops_answering_is_silent_and_the_others_go_on(monkeypat
     assert results[0] == results[2]
     assert results[0].silent == [1] and not results[0].unreachable
     assert [(pair.a, pair.b, pair.retransmitted) for pair in results[0].pairs] == [(0, 2, None)]
+
+
+def test_a_direction_in_which_too_little_was_sent_is_measured_again(monkeypatch):
+    """It may be the one that loses; the other, which loses nothing, does not speak for it."""
+    monkeypatch.setattr(links, "PAIR_SECONDS", 5)
+    said = [{"rate": 1e8, "retransmitted": 0.0, "rtt": 1e-5, "offset": 0.0, "uncertainty": 1e-5}] * 2
+    said += [{"rate": 1e8, "retransmitted": share} for share in (None, 0.02)]
+    asked = []
+
+    def ask(order, who, seconds):
+        asked.append(order["measure"])
+        return {0: said[len(asked) - 1], 1: said[len(asked) + 1]}
+
+    seen, ways, deadline = Survey(), [(0, 1, 0)], time.monotonic() + 60
+    assert links._measure(ask, {0: {}, 1: {}}, ways, seen, deadline) == {(0, 1)} and seen.pairs[0].retransmitted == 0
+    assert not links._measure(ask, {0: {}, 1: {}}, ways, seen, deadline) and seen.pairs[0].retransmitted == 0.02
 
 
 def test_one_machine_alone_measures_nothing():
