@@ -84,7 +84,9 @@ def test_the_estimate_is_what_torch_allocates(name, fused):
     if fused:
         ops_or_skip()
     wanted = dataclasses.replace(JOBS[name], fused=fused)
-    assert estimated_peak(wanted) == pytest.approx(allocated_peak(wanted), rel=0.04)
+    # Of two blocks what only the first holds is little, but no less than that.
+    limit = 0.02 if name == "again-checkpointing-bf16" and not plan._emulates_bfloat16() else 0.04
+    assert estimated_peak(wanted) == pytest.approx(allocated_peak(wanted), rel=limit)
 
 
 def ops_or_skip():

@@ -17,7 +17,7 @@ DTYPES = {  # of hidden and weight
 }
 WEIGHT_ROWS = 2048  # of the weight's gradient in 16 bits at one time, before it is added up in float32: CPU
 # Logits have a multiple of so many columns: on a GPU, rows that do not begin on 16 bytes are multiplied by kernels of
-# older cards, at a quarter of the speed.
+# older cards.
 COLUMNS = {"cpu": 1, "cuda": 8}
 
 
