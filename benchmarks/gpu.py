@@ -22,6 +22,7 @@ aura/plan.py says.
 """
 
 import argparse
+import contextlib
 import faulthandler
 import functools
 import gc
@@ -40,6 +41,7 @@ import gpu_steps  # noqa: E402
 import measure  # noqa: E402
 
 from aura import cuda_extension, extension, speeds  # noqa: E402
+from aura.errors import UserError  # noqa: E402
 
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
 PART_SECONDS = 420  # that a case may take, its compilation included
@@ -166,7 +168,9 @@ def learn(rows):
     if split(rows)[1]:
         print("No se guarda nada para --attention auto: hay partes que fallan.")
         return
-    path, before = cuda_extension.speeds_file(), cuda_extension.known_speeds()
+    path, before = cuda_extension.speeds_file(), None
+    with contextlib.suppress(UserError):  # a damaged file, in whose place a new one comes
+        before = cuda_extension.known_speeds()
     known = speeds.Speeds({**(before.cells if before else {}), **speeds.learnt(rows).cells})
     speeds.write(path, known)
     print(f"--attention auto usará en esta tarjeta los núcleos propios de: {', '.join(known.operations()) or 'nada'} "

@@ -300,6 +300,9 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases
     gpu.learn([{**norm, "peer_ms": norm["ours_ms"] / 2}])
     changed = speeds.read(tmp_path / "speeds.json").cells
     assert [kind[0] for kind in known.cells if known.cells[kind] != changed[kind]] == ["rms_norm"]
+    (tmp_path / "speeds.json").write_text("7")  # damaged: what is measured now takes its place
+    gpu.learn([norm])
+    assert [kind[0] for kind in speeds.read(tmp_path / "speeds.json").cells] == ["rms_norm"]
 
 
 def test_hopper_is_measured_with_and_without_what_it_alone_has(gpu, gpu_cases, monkeypatch):
