@@ -139,6 +139,7 @@ class Examination:
         expected = self.peers[0].get("world_size", dist.world_size)
         if expected <= self.rank:
             self.alone = True
+            self._leave()
             raise TrainingFault(f"este proceso es el rango {self.rank}, con WORLD_SIZE={dist.world_size}, y el rango 0 "
                                 f"se lanzó con WORLD_SIZE={expected}: use el mismo en todos")
         if self.rank not in self.peers:
@@ -257,12 +258,18 @@ class Examination:
         store = self.dist.store
         if self.rank:
             problems = self._from_rank_0("veredicto", self.timeout + MARGIN_SECONDS)
-            with contextlib.suppress(RuntimeError):  # it has not waited
-                store.set(f"doctor/left/{self.rank}", "1")
+            self._leave()
             return problems
         store.set("doctor/veredicto", json.dumps(len(self.findings)))
-        self._wait([f"doctor/left/{rank}" for rank in self.present - {0}], MARGIN_SECONDS)
+        most = max(peer.get("world_size", 0) for peer in self.peers.values())
+        beyond = {rank for rank in range(self.dist.world_size, most) if store.check([f"joined/{rank}"])}
+        self._wait([f"doctor/left/{rank}" for rank in (self.present | beyond) - {0}], MARGIN_SECONDS)
         return len(self.findings)
+
+    def _leave(self):
+        """Tell rank 0 that this rank has read what it had to."""
+        with contextlib.suppress(RuntimeError):  # it has not waited
+            self.dist.store.set(f"doctor/left/{self.rank}", "1")
 
 
 # ---- What rank 0 prints ---------------------------------------------------------------------------------------------
