@@ -34,7 +34,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -279,13 +279,14 @@ def build_folder(key: str) -> Path:
 
 @contextmanager
 def _locked(path: Path):
-    """Hold an exclusive lock that the kernel frees when its holder dies, whatever killed it."""
+    """Hold an exclusive lock that the kernel frees when its holder dies, whatever killed it. Yields its file, and
+    whether another held it."""
     try:
         import fcntl
     except ImportError as error:
         raise Unavailable("en este sistema no se construye la extensión (use Linux o WSL2)") from error
-    started, told = time.monotonic(), False
-    with open(path, "a") as file:
+    started, waited, told = time.monotonic(), 0.0, False
+    with open(path, "a+", encoding="utf-8", errors="backslashreplace") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -298,7 +299,7 @@ def _locked(path: Path):
                 print(f"Otro proceso construye la extensión C++: se le espera {WAIT_LIMIT_S} s.", file=sys.stderr)
                 told = True
             time.sleep(0.1)
-        yield
+        yield file, waited > 0
 
 
 def quoted(words: list[str]) -> str:
@@ -449,9 +450,9 @@ def built_once(key: str, output: str, make: Callable[[Path], None]) -> Path:
     try:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(target.parent / "lock"):
+            with _locked(target.parent / "lock") as (lock, waited):
                 if not target.exists():
-                    make(target)
+                    _make(target, make, lock, waited)
                     _remove_unused_builds(target)
     except OSError as problem:
         from aura.files import explain  # setup.py reads this file alone
@@ -461,6 +462,19 @@ def built_once(key: str, output: str, make: Callable[[Path], None]) -> Path:
     with suppress(OSError):  # another user's, or read only
         os.utime(target)
     return target
+
+
+def _make(target: Path, make: Callable[[Path], None], lock: TextIO, waited: bool) -> None:
+    """make(target). Why it failed stands in the lock's file: who waited for it would fail alike, one by one."""
+    lock.seek(0)
+    if waited and (reason := lock.read()):
+        raise Unavailable(reason)
+    lock.truncate(0)
+    try:
+        make(target)
+    except Unavailable as problem:
+        lock.write(str(problem))
+        raise
 
 
 _once = threading.Lock()

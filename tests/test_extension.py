@@ -127,6 +127,28 @@ def test_killed_builder_blocks_nobody(workshop):
 
 
 @needs_jit
+def test_who_waits_for_a_build_that_fails_does_not_try_it_again(workshop):
+    environment, log, hang = workshop
+    compiler = Path(environment["CXX"])
+    working = compiler.read_text()
+    compiler.write_text(f"{working}case \"$*\" in *' -c '*) ;; *) echo 'error: no'; exit 1;; esac\n")
+    hang.touch()
+    first = start(environment)
+    wait_for(lambda: log.exists() and "link" in log.read_text())
+    others = [start(environment) for _ in range(2)]
+    for other in others:
+        wait_for(lambda pid=other.pid: any(os.path.realpath(file).endswith("/lock")
+                                           for file in Path(f"/proc/{pid}/fd").iterdir()))
+    hang.unlink()
+    for process in [first, *others]:
+        out, err = finish(process)
+        assert out.startswith("False\n") and "error al compilar: error: no" in err
+    assert log.read_text().split().count("link") == 1
+    compiler.write_text(working)
+    assert finish(start(environment))[0].startswith("True\n"), "who comes later tries again"
+
+
+@needs_jit
 def test_no_compiler_is_one_line_and_none(tmp_path):
     base = {key: value for key, value in os.environ.items() if key not in ("AURA_EXTENSION", "CXX")}
     base["AURA_BUILD_DIR"] = str(tmp_path)
