@@ -27,7 +27,7 @@ import torch.distributed as c10d
 from aura import backend as backends
 from aura import placement, sharding, sources, sync, waiting
 from aura.backend import within
-from aura.errors import PeerLost, UserError, agreed, first_line
+from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
 from aura.launch import LISTENED
 from aura.processes import has_ended, start_of, watch
@@ -183,7 +183,8 @@ class Session:
             except BaseException as problem:
                 if isinstance(problem, RuntimeError) and is_communication_error(problem):
                     problem = self.peer_lost(problem)
-                self.store.set(key, json.dumps({"error": _reason(problem)}))
+                fault = isinstance(problem, TrainingFault)
+                self.store.set(key, json.dumps({"error": _reason(problem), "fault": fault}))
                 raise problem
             self.store.set(key, json.dumps({"result": result}))
             return result
@@ -198,7 +199,8 @@ class Session:
             time.sleep(POLL_SECONDS)
         answer = json.loads(self.store.get(key))
         if "error" in answer:
-            raise agreed(UserError, f"el rango 0 se ha detenido: {answer['error']}")
+            kind = TrainingFault if answer["fault"] else UserError
+            raise agreed(kind, f"el rango 0 se ha detenido: {answer['error']}")
         return answer["result"]
 
     def made_on_main(self, work):

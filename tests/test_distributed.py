@@ -247,14 +247,16 @@ except Abandoned:
         assert code == 0 and f"[rango {rank}] hasta 7" in output, output
 
 
-def test_a_failure_on_rank_0_is_told_to_all(tmp_path):
-    path = program(tmp_path, """
+@pytest.mark.parametrize("kind, code", [("UserError", 2), ("TrainingFault", 3)])
+def test_a_failure_on_rank_0_is_told_to_all(tmp_path, kind, code):
+    path = program(tmp_path, f"""
+from aura.errors import TrainingFault
 def work():
-    raise UserError("el fichero «x» está roto")
+    raise {kind}("el fichero «x» está roto")
 dist.run_on_main(work)
 """)
     outputs = run_ranks([path], [tmp_path] * 2)
-    assert [code for code, _ in outputs] == [2, 2]
+    assert [each for each, _ in outputs] == [code] * 2
     assert all("el fichero «x» está roto" in output for _, output in outputs)
 
 
