@@ -21,7 +21,7 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 KERNEL_WIDTH = 256  # of an attention head, at most
 GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GPU_ATTENTION_DTYPES = (torch.bfloat16, torch.float16)
-GPU_WIDTHS = (32, 64, 96, 128)  # of an attention head
+GPU_WIDTHS = range(8, 129, 8)  # of an attention head
 LOGITS_BYTES = 512 << 20
 
 _choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others

@@ -101,14 +101,15 @@ def test_a_large_mean_costs_no_digits():
 # ---- Attention ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width,dtype", [(32, BFLOAT16), (64, HALF), (96, BFLOAT16), (128, HALF)], ids=str)
+@pytest.mark.parametrize("width,dtype", [(8, BFLOAT16), (32, BFLOAT16), (40, BFLOAT16), (64, HALF), (72, HALF),
+                                         (96, BFLOAT16), (120, BFLOAT16), (128, HALF)], ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_of_every_width(causal, width, dtype):
     for rows in (1, 130):
         test_attention.agree(test_attention.qkv(1, rows, 1, width, dtype), causal, packed=rows == 130)
 
 
-@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("width", [64, 80, 128])
 @pytest.mark.parametrize("causal,dropout", [(True, 0.3), (False, 0.0)])
 def test_key_padding_and_documents_of_wide_heads(causal, dropout, width):
     seed = torch.tensor([7]) if dropout else None
@@ -176,6 +177,17 @@ def test_what_lies_in_padding_does_not_matter():
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
 
 
+@pytest.mark.parametrize("sm", ["86", "90"])
+@pytest.mark.parametrize("width", [40, 104])
+def test_what_lies_beside_a_head_does_not_matter(monkeypatch, width, sm):
+    """A head with fewer columns than the kernels' tiles: beyond is the next one, here of no numbers."""
+    monkeypatch.setenv("AURA_EMULATED_SM", sm)
+    plain = test_attention.qkv(1, 150, 2, width, BFLOAT16)
+    beside = [torch.cat((x, torch.full_like(x[:, :, :1], torch.nan)), 2)[:, :, :2] for x in plain]
+    found, wanted = (attention_of(*inputs, options=test_attention.NONE) for inputs in (beside, plain))
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_heads_that_do_not_begin_at_16_bytes():
     """The kernels read 16 bytes at a time: of these tensors, copies."""
     plain = test_attention.qkv(2, 20, 3, 32, BFLOAT16)
@@ -222,8 +234,8 @@ def test_wrong_bounds_on_a_gpu_stay_within_the_tensors(kernels, monkeypatch, bou
 
 
 def test_what_the_kernels_do_not_take_is_refused():
-    for width, dtype in ((40, BFLOAT16), (64, FLOAT)):
-        with pytest.raises(RuntimeError, match="head width 40|float16 or bfloat16"):
+    for width, dtype in ((36, BFLOAT16), (136, BFLOAT16), (64, FLOAT)):
+        with pytest.raises(RuntimeError, match=f"head width {width}|float16 or bfloat16"):
             torch.ops.aura.attention(*test_attention.qkv(1, 8, 1, width, dtype), True, 1.0, *test_attention.NONE)
 
 
@@ -246,8 +258,9 @@ def attention_of(q, k, v, options):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_hopper_of_both_widths(hopper, causal):
-    for rows, width, dtype in ((1, 64, BFLOAT16), (300, 64, HALF), (300, 128, BFLOAT16)):
+def test_hopper_of_every_width(hopper, causal):
+    for rows, width, dtype in ((1, 64, BFLOAT16), (300, 64, HALF), (300, 128, BFLOAT16), (150, 40, BFLOAT16),
+                               (150, 72, HALF), (150, 96, BFLOAT16)):
         test_attention.agree(test_attention.qkv(1, rows, 1, width, dtype), causal, packed=rows == 300)
 
 

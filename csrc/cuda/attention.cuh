@@ -40,7 +40,7 @@ struct View {
 // An attention as every kernel sees it.
 struct Problem {
   View<const uint16_t> q, k, v;
-  int queries, keys, heads;  // T, S, H
+  int queries, keys, heads, width;  // T, S, H, D
   int tiles, blocks;         // blocks to a head of a batch entry, and in all
   int together;              // heads whose blocks are numbered tile by tile
   bool causal;
@@ -130,17 +130,19 @@ __host__ __device__ constexpr int tile_bytes(int rows) {
 }
 
 // What one of kBlockThreads threads copies of tiles of one head's rows: the same columns of rows some way apart, tile
-// after tile, so that an addition leads to the next.
+// after tile, so that an addition leads to the next. Rows may have fewer columns than a tile: the others are zeros.
 template <int kWidth, int kBlockThreads>
 struct Source {
   static constexpr int kLanes = kWidth % 64 == 0 ? 8 : 4;  // side by side in a row
   const unsigned char* next;
   uint32_t row_bytes;
+  int columns;  // of a row
 
-  __device__ __forceinline__ Source(const View<const uint16_t>& view, const Place& place, int begin)
+  __device__ __forceinline__ Source(const View<const uint16_t>& view, const Place& place, int begin, int columns_)
       : next(reinterpret_cast<const unsigned char*>(row_of(view, place, begin + threadIdx.x / kLanes)) +
              16 * (threadIdx.x % kLanes)),
-        row_bytes(static_cast<uint32_t>(2 * view.strides.row)) {}
+        row_bytes(static_cast<uint32_t>(2 * view.strides.row)),
+        columns(columns_) {}
 
   // Begin to bring the next kCount rows, the first of them `begin`; those from `end` on are zeros.
   template <int kCount>
@@ -150,12 +152,16 @@ struct Source {
     const int row = threadIdx.x / kLanes;
     if (kCount < kApart && row >= kCount) return;
     unsigned char* const to = tile + tile_offset<kWidth>(row, threadIdx.x % kLanes);
+    // Of a tile as narrow as the columns allow, only the last 32 may be lacking.
+    const int there = end - begin;
+    const int there_last = kWidth - 8 * kLanes + 8 * static_cast<int>(threadIdx.x % kLanes) < columns ? there : 0;
 #pragma unroll
     for (int done = 0; done < kCount; done += kApart) {
       const unsigned char* const at = next + uint64_t{row_bytes} * done;
 #pragma unroll
       for (int column = 0; column < 2 * kWidth; column += 16 * kLanes) {
-        copy_async_16(to + tile_bytes<kWidth>(done) + column, at + column, row < end - begin - done ? 16 : 0);
+        const int rows = column < 2 * kWidth - 16 * kLanes ? there : there_last;
+        copy_async_16(to + tile_bytes<kWidth>(done) + column, at + column, row + done < rows ? 16 : 0);
       }
     }
     next += uint64_t{row_bytes} * kCount;
@@ -168,8 +174,8 @@ struct Sources {
   Source<kWidth, kBlockThreads> first, second;
 
   __device__ __forceinline__ Sources(const View<const uint16_t>& one, const View<const uint16_t>& other,
-                                     const Place& place, int begin)
-      : first(one, place, begin), second(other, place, begin) {}
+                                     const Place& place, int begin, int columns)
+      : first(one, place, begin, columns), second(other, place, begin, columns) {}
   template <int kCount>
   __device__ __forceinline__ void copy(unsigned char* tiles, int begin, int end) {
     first.template copy<kCount>(tiles, begin, end);
@@ -287,11 +293,13 @@ __device__ __forceinline__ void multiply_by_tile(float (&sums)[kTall][kWidth / 8
   }
 }
 
-// Write a warp's 16 rows, the first `rows` of them, each times its factor (0: zeros, whatever the sums are), by way of
-// `memory`, tile_bytes(16) of the warp's own, so that whole 16 bytes reach the device's memory.
+// Write a warp's 16 rows, the first `rows` of them and of these the first `columns`, each times its factor (0: zeros,
+// whatever the sums are), by way of `memory`, tile_bytes(16) of the warp's own, so that whole 16 bytes reach the device's
+// memory.
 template <typename Type, int kWidth>
 __device__ __forceinline__ void write_rows(const float (&sums)[kWidth / 8][4], const float (&factor)[2],
-                                           unsigned char* memory, uint16_t* to, int64_t stride, int rows) {
+                                           unsigned char* memory, uint16_t* to, int64_t stride, int rows,
+                                           int columns) {
   constexpr int kEights = kWidth / 8;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -307,7 +315,7 @@ __device__ __forceinline__ void write_rows(const float (&sums)[kWidth / 8][4], c
 #pragma unroll
   for (int done = 0; done < 16 * kEights; done += 32) {
     const int i = done + lane, row = i / kEights, eight = i % kEights;
-    if (row < rows) {
+    if (row < rows && 8 * eight < columns) {
       *reinterpret_cast<uint4*>(to + row * stride + 8 * eight) =
           *reinterpret_cast<const uint4*>(memory + tile_offset<kWidth>(row, eight));
     }
@@ -457,6 +465,7 @@ inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape
   problem.queries = static_cast<int>(in.queries);
   problem.keys = static_cast<int>(shape.keys);
   problem.heads = static_cast<int>(in.heads);
+  problem.width = static_cast<int>(in.width);
   problem.tiles = static_cast<int>(tiles);
   problem.blocks = static_cast<int>(tiles * in.heads * shape.batch);
   problem.together = heads_together(in, shape);
@@ -476,7 +485,8 @@ inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape
 template <int kValue>
 using Constant = std::integral_constant<int, kValue>;
 
-// call(type, width, dropout) with what `in` and `shape` say as types.
+// call(type, width, dropout) with what `in` and `shape` say as types; width: the next that there are kernels for, which
+// take the columns that a head lacks for zeros.
 template <typename Type, int kWidth, typename Call>
 const char* with_dropout(const AttentionInputs& in, Call call) {
   return in.dropout.threshold ? call(Type{}, Constant<kWidth>{}, std::true_type{})
@@ -484,11 +494,11 @@ const char* with_dropout(const AttentionInputs& in, Call call) {
 }
 template <typename Type, typename Call>
 const char* with_width(const AttentionInputs& in, Call call) {
-  switch (in.width) {
-    case 32: return with_dropout<Type, 32>(in, call);
-    case 64: return with_dropout<Type, 64>(in, call);
-    case 96: return with_dropout<Type, 96>(in, call);
-    case 128: return with_dropout<Type, 128>(in, call);
+  switch ((in.width + 31) / 32) {
+    case 1: return with_dropout<Type, 32>(in, call);
+    case 2: return with_dropout<Type, 64>(in, call);
+    case 3: return with_dropout<Type, 96>(in, call);
+    case 4: return with_dropout<Type, 128>(in, call);
     default: return "attention: a head width that takes() refuses";
   }
 }

@@ -29,14 +29,14 @@ constexpr int kRowLanes = kWidth == 32 ? 4 : kWidth == 64 ? 8 : 16;
 
 template <typename Type, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    statistics_kernel(const __grid_constant__ Gradients gradients, int64_t rows, int queries, int heads) {
+    statistics_kernel(const __grid_constant__ Gradients gradients, int64_t rows, int queries, int heads, int width) {
   constexpr int kLanes = kRowLanes<kWidth>;
   const int64_t row = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;  // of [B, T, H]
   const int eight = threadIdx.x % kLanes;
   float delta = 0.0f;
-  if (row < rows && 8 * eight < kWidth) {
-    const uint4 a = *reinterpret_cast<const uint4*>(gradients.out + row * kWidth + 8 * eight);
-    const uint4 b = *reinterpret_cast<const uint4*>(gradients.dout.data + row * kWidth + 8 * eight);
+  if (row < rows && 8 * eight < width) {
+    const uint4 a = *reinterpret_cast<const uint4*>(gradients.out + row * width + 8 * eight);
+    const uint4 b = *reinterpret_cast<const uint4*>(gradients.dout.data + row * width + 8 * eight);
     delta = dot<Type>(a.x, b.x) + dot<Type>(a.y, b.y) + dot<Type>(a.z, b.z) + dot<Type>(a.w, b.w);
   }
 #pragma unroll
@@ -125,12 +125,12 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   const int end = place.begin < place.keys ? place.queries : 0;
   // From what tile on some query sees one of the warp's keys.
   const int first_seeing = key >= place.keys ? end : problem.causal ? key / kTile * kTile : 0;
-  Sources<kWidth, kThreads> sources(problem.q, gradients.dout, place, start);
+  Sources<kWidth, kThreads> sources(problem.q, gradients.dout, place, start, problem.width);
   const Statistics* const from = gradients.statistics + statistics_of(problem, place, 0);
 
   float dk[kTall][kWidth / 8][4] = {}, dv[kTall][kWidth / 8][4] = {};
   if (start < end) {
-    Sources<kWidth, kThreads> own(problem.k, problem.v, place, place.begin);
+    Sources<kWidth, kThreads> own(problem.k, problem.v, place, place.begin, problem.width);
     own.template copy<kRows>(memory, place.begin, place.keys);
     copy_async_commit();
     copy_queries(sources, from, start, end, stages, statistics);
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
     const int first = key + 16 * t, mine = tile_bytes<kWidth>(row + 16 * t);
     const KeyFactors factors(problem, found, first + lane / 4);
     write_rows<Type, kWidth>(dk[t], factors.k, k + mine, row_of(gradients.dk, found, first), gradients.dk.strides.row,
-                             count - first);
+                             count - first, problem.width);
     write_rows<Type, kWidth>(dv[t], factors.v, v + mine, row_of(gradients.dv, found, first), gradients.dv.strides.row,
-                             count - first);
+                             count - first, problem.width);
   }
 }
 
@@ -217,9 +217,9 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
 
   // The queries and their gradients fill the whole memory on their way to registers.
-  Sources<kWidth, kThreads> own(problem.q, gradients.dout, place, place.begin);
+  Sources<kWidth, kThreads> own(problem.q, gradients.dout, place, place.begin, problem.width);
   own.template copy<kRows>(memory, place.begin, place.queries);
-  Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0);
+  Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0, problem.width);
   copy_async_commit();
   Statistics statistics[kTall][2];
 #pragma unroll
@@ -265,7 +265,8 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   for (int t = 0; t < kTall; ++t) {
     const int first = query + 16 * t;
     write_rows<Type, kWidth>(dq[t], factor, memory + tile_bytes<kWidth>(row + 16 * t),
-                             row_of(gradients.dq, found, first), gradients.dq.strides.row, found.queries - first);
+                             row_of(gradients.dq, found, first), gradients.dq.strides.row, found.queries - first,
+                             problem.width);
   }
 }
 
@@ -309,7 +310,7 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
     const int64_t heads = in.heads * shape.batch;
     const char* error =
         launch_blocks<kThreads>(statistics_kernel<Type, kWidth>, (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream,
-                      gradients, rows, by_query.queries, by_query.heads);
+                      gradients, rows, by_query.queries, by_query.heads, by_query.width);
     if (error == nullptr && wgmma) {
       return wgmma_backward(in, shape, gradients, reinterpret_cast<int*>(gradients.statistics + rows), stream);
     }

@@ -202,9 +202,11 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
   const int rows = rows_of(problem, again);
   const KeyFactors factors(problem, again, key + lane / 4);
   unsigned char* const out = scratch_of_warp<kWidth>(rows_of_group(memory.out, group));
-  write_rows<Type, kWidth>(dk, factors.k, out, row_of(gradients.dk, again, key), gradients.dk.strides.row, rows - key);
+  write_rows<Type, kWidth>(dk, factors.k, out, row_of(gradients.dk, again, key), gradients.dk.strides.row, rows - key,
+                           problem.width);
   __syncwarp();  // all have read dk before dv comes in its place
-  write_rows<Type, kWidth>(dv, factors.v, out, row_of(gradients.dv, again, key), gradients.dv.strides.row, rows - key);
+  write_rows<Type, kWidth>(dv, factors.v, out, row_of(gradients.dv, again, key), gradients.dv.strides.row, rows - key,
+                           problem.width);
 }
 
 template <typename Type, int kWidth, bool kDrop>
@@ -348,7 +350,8 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
   }
   const float factor[2] = {problem.scale, problem.scale};
   write_rows<Type, kWidth>(dq, factor, scratch_of_warp<kWidth>(rows_of_group(memory.out, group)),
-                           row_of(gradients.dq, place, query), gradients.dq.strides.row, place.queries - query);
+                           row_of(gradients.dq, place, query), gradients.dq.strides.row, place.queries - query,
+                           problem.width);
 }
 
 template <typename Type, int kWidth, bool kDrop>

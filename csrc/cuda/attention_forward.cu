@@ -56,12 +56,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int row = kWarpRows * (threadIdx.x / 32), query = place.begin + row;
   const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + kWarpRows - 1) : 0;
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
-  Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0);
+  Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0, problem.width);
 
-  Source<kFirst, kThreads>(problem.q, place, place.begin).template copy<kRows>(first, place.begin, place.queries);
+  Source<kFirst, kThreads> held(problem.q, place, place.begin, problem.width);
+  held.template copy<kRows>(first, place.begin, place.queries);
   if constexpr (kFirst < kWidth) {
     const View<const uint16_t> from{problem.q.data + kFirst, problem.q.strides};
-    Source<kWidth - kFirst, kThreads> rest(from, place, place.begin);
+    Source<kWidth - kFirst, kThreads> rest(from, place, place.begin, problem.width - kFirst);
     rest.template copy<kRows>(others, place.begin, place.queries);
   }
   copy_async_commit();
@@ -95,8 +96,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 bool takes(const AttentionInputs& in) {
   // Scores are scaled after the largest is found, which a scale below 0 would make the smallest.
   const float scale = static_cast<float>(in.scale);
-  return (in.width == 32 || in.width == 64 || in.width == 96 || in.width == 128) && scale > 0 &&
-         scale < INFINITY && can_be_read(in.q, in.q_strides) && can_be_read(in.k, in.k_strides) &&
+  return in.width % 8 == 0 && in.width > 0 && in.width <= 128 && scale > 0 && scale < INFINITY && can_be_read(in.q, in.q_strides) && can_be_read(in.k, in.k_strides) &&
          can_be_read(in.v, in.v_strides);
 }
 

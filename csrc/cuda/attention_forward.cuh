@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_output(const Problem& problem, const Place
                                              float (*sums)[kWidth / 8][4], unsigned char* memory, int query,
                                              uint16_t* out, float* lse) {
   const int lane = threadIdx.x % 32;
-  const int64_t stride = int64_t{problem.heads} * kWidth;
+  const int64_t stride = int64_t{problem.heads} * problem.width;
 #pragma unroll
   for (int t = 0; t < kTall; ++t) {
     const int first = query + 16 * t, rows = place.queries - first;
@@ -140,8 +140,9 @@ __device__ __forceinline__ void write_output(const Problem& problem, const Place
             sum == 0.0f ? -INFINITY : log2_sum;
       }
     }
-    uint16_t* const to = out + flat_row(problem, place, first) * stride + place.head * kWidth;
-    write_rows<Type, kWidth>(sums[t], factor, memory + tile_bytes<kWidth>(16 * t), to, stride, rows);
+    uint16_t* const to = out + flat_row(problem, place, first) * stride + place.head * problem.width;
+    write_rows<Type, kWidth>(sums[t], factor, memory + tile_bytes<kWidth>(16 * t), to, stride, rows,
+                             problem.width);
   }
 }
 

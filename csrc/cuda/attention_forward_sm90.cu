@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 
 bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape) {
   using namespace sm90;
-  return (in.width == 64 || in.width == 128) && max(in.queries, shape.keys) <= INT32_MAX - kRows &&
+  return in.width > 32 && in.width <= 128 && max(in.queries, shape.keys) <= INT32_MAX - kRows &&
          axes_of_queries(in.q_strides, in, shape).can_be_mapped(in.width) &&
          axes_of_keys(in.k_strides, in, shape).can_be_mapped(in.width) &&
          axes_of_keys(in.v_strides, in, shape).can_be_mapped(in.width) && is_hopper();

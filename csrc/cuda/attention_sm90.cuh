@@ -336,7 +336,7 @@ template <typename Call>
 const char* with_types(const AttentionInputs& in, const AttentionShape& shape, Call call) {
   const auto with_width = [&](auto type) {
     using Type = decltype(type);
-    return in.width == 64 ? with_dropout<Type, 64>(in, call) : with_dropout<Type, 128>(in, call);
+    return in.width <= 64 ? with_dropout<Type, 64>(in, call) : with_dropout<Type, 128>(in, call);
   };
   return shape.half ? with_width(Half{}) : with_width(BFloat{});
 }

@@ -80,7 +80,7 @@ def test_norms_against_the_formula(kind, dtypes):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("width", ops.GPU_WIDTHS)
+@pytest.mark.parametrize("width", [8, 32, 40, 64, 80, 96, 120, 128])
 def test_attention_against_the_formula(instructions, width, causal, dtype):
     seed, bounds = torch.tensor([5]), torch.tensor([0, 3, 3, 60, 131, 132, 600])
     for options in (test_attention.NONE, (0.2, seed, None, None), (0.0, None, torch.tensor([300, 0]), None),
