@@ -36,7 +36,7 @@ def use(choice="auto", device="cpu"):
     when `benchmarks/gpu.py --learn` measured this card or, before that, we one of its name, and all to torch where
     nobody has. Builds and loads the extension if need be, and its kernels for a device "cuda" where they are wanted.
     Tensors our kernels do not take (float16 and heads wider than 256 on a CPU; float64, attention in float32 and heads
-    of other widths than GPU_WIDTHS on a GPU; other devices) go to torch's in any case. Returns the choice made.
+    of no width of GPU_WIDTHS on a GPU; other devices) go to torch's in any case. Returns the choice made.
     Raises UserError where fused cannot be had.
     """
     global _choice, _gpu

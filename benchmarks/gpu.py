@@ -3,7 +3,8 @@ attention, documents, a training step.
 
     python benchmarks/gpu.py --json gpu.json --markdown gpu.md
     python benchmarks/gpu.py --learn                    # from then on --attention auto knows what is faster here
-    python benchmarks/gpu.py --only attention --seq-len 1024,4096 --nanogpt ../nanoGPT
+    python benchmarks/gpu.py --only attention --seq-len 1024,4096 --head-width 80,96
+    python benchmarks/gpu.py --only step --nanogpt ../nanoGPT
 
 Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up, on copies
 of the inputs that the card's cache does not hold together. Before a case is timed, everybody's results and gradients
@@ -40,7 +41,7 @@ import gpu_measure  # noqa: E402
 import gpu_steps  # noqa: E402
 import measure  # noqa: E402
 
-from aura import cuda_extension, extension, speeds  # noqa: E402
+from aura import cuda_extension, extension, ops, speeds  # noqa: E402
 from aura.errors import UserError  # noqa: E402
 
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
@@ -180,6 +181,14 @@ def learn(rows):
 SECTIONS = ("norms", "activations", "rotary", "loss", "attention", "documents", "step")
 
 
+def head_widths(text):
+    """A type for argparse: widths of heads that there are kernels for."""
+    for width in (found := measure.sizes(text)):
+        if width not in ops.GPU_WIDTHS:
+            raise argparse.ArgumentTypeError(f"{width} no es un múltiplo de 8 hasta {ops.GPU_WIDTHS[-1]}")
+    return found
+
+
 def build_parser():
     parser = argparse.ArgumentParser(description="Mide los núcleos de CUDA frente a los de torch, en una GPU.")
     parser.add_argument("--only", type=measure.names(*SECTIONS), default=list(SECTIONS), metavar="PARTES",
@@ -188,6 +197,9 @@ def build_parser():
                         help="tipos de los tensores (por defecto: bf16)")
     parser.add_argument("--seq-len", type=measure.sizes, default="512,1024,2048,4096", metavar="T,T,...",
                         help="longitudes de la atención (por defecto: 512,1024,2048,4096)")
+    parser.add_argument("--head-width", type=head_widths, default=list(gpu_cases.HEAD_WIDTHS), metavar="D,D,...",
+                        help="anchos de las cabezas de la atención y las rotaciones (por defecto: "
+                        f"{','.join(map(str, gpu_cases.HEAD_WIDTHS))})")
     parser.add_argument("--columns", type=measure.sizes, default=list(gpu_cases.NORM_COLUMNS), metavar="N,N,...",
                         help=f"anchos de las normas (por defecto: {','.join(map(str, gpu_cases.NORM_COLUMNS))})")
     parser.add_argument("--models", type=measure.names(*gpu_steps.MODELS), default=list(gpu_steps.MODELS),

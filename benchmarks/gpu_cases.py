@@ -23,7 +23,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
 COMPILED_COLUMNS = 1024, 4096  # of norms: compiling is what takes longest
 ACTIVATION_COLUMNS, LOSS_ROWS, VOCABULARIES = (3072, 8192), 8192, (32_000, 50_257)
-ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D: heads of 64 and of 128
+ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D, or what of it is whole heads
+HEAD_WIDTHS = 64, 128
 EXACT_SCORES = 2**26  # of attention in float64 at one time: 512 MiB, so that a card of 4 GB has room
 EAGER = "ours, eager"  # a training step of ours without torch.compile
 FURTHER = speeds.OTHER_KERNELS, EAGER  # of ours: told beside the best rival, and never the best themselves
@@ -241,7 +242,7 @@ def cases(args):
                 yield "activations", functools.partial(activation_case, kind, NORM_ROWS, columns, dtype, "cuda")
         for classes in VOCABULARIES:
             yield "loss", functools.partial(loss_case, LOSS_ROWS, classes, dtype, "cuda")
-        for width in (64, 128):
+        for width in args.head_width:
             yield "rotary", functools.partial(rotary_case, 2048, width, dtype, "cuda")
             for causal in (True, False):
                 for length in args.seq_len:

@@ -265,9 +265,14 @@ def test_other_widths_and_some_models_alone(gpu, gpu_cases, gpu_steps, capsys):
     assert [name for name, _ in gpu.parts(args, None, {}) if "norm" not in name] == ["bert-base"]
     assert {make.args[2] for section, make in gpu_cases.cases(args) if section == "norms"} == {40, 5120}
     assert {make.args[0] for make in gpu_steps.trainings("cpu")} == {*gpu_steps.MODELS} - {"gpt2"}
-    with pytest.raises(SystemExit):
-        gpu.build_parser().parse_args(["--models", "gpt3"])
-    assert "'gpt3' no existe; hay: gpt2, bert-base" in capsys.readouterr().err
+    args = gpu.build_parser().parse_args(["--head-width", "40,80", "--seq-len", "64"])
+    made = [make for section, make in gpu_cases.cases(args) if section in ("attention", "documents", "rotary")]
+    assert {make.args[1] for make in made} == {40, 80}
+    for flag, value, told in (("--models", "gpt3", "'gpt3' no existe; hay: gpt2, bert-base"),
+                              ("--head-width", "64,33", "33 no es un múltiplo de 8 hasta 128")):
+        with pytest.raises(SystemExit):
+            gpu.build_parser().parse_args([flag, value])
+        assert told in capsys.readouterr().err
 
 
 def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases, gpu_measure, monkeypatch,

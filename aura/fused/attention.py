@@ -2,8 +2,8 @@
 
 Shapes: B batch, H heads, T queries, S keys, D head width from 1 to 256; any strides as long as D is contiguous, else a
 copy is made. Dtypes, the same for q, k and v: float32, bfloat16 (computed in float32) and float64 or, on a GPU, float16
-and bfloat16 with D 32, 64, 96 or 128; anything else is a RuntimeError, as are shapes that disagree. Under autocast on
-the CPU float32 becomes bfloat16. First derivatives only.
+and bfloat16 with D a multiple of 8 up to 128; anything else is a RuntimeError, as are shapes that disagree. Under
+autocast on the CPU float32 becomes bfloat16. First derivatives only.
 """
 
 import torch
