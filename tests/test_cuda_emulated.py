@@ -90,6 +90,15 @@ def test_wide_and_unaligned_rows():
         test_norms.compare(norms, "rms_norm", [t.requires_grad_() for t in operands])
 
 
+def test_rows_of_several_warps_one_after_another():
+    """In backward a block has some at a time, which do not wait for one another, and others after them."""
+    from aura.fused import norms
+
+    for columns, dtype in ((776, FLOAT), (1032, HALF)):
+        for kind in ("layer_norm", "rms_norm"):
+            test_norms.compare(norms, kind, test_norms.drawn(kind, 70, columns, (dtype,) * 3))
+
+
 def test_a_large_mean_costs_no_digits():
     from aura.fused import norms
 

@@ -126,7 +126,7 @@ __device__ __forceinline__ void gradient(void* row, int column, int target, cons
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyRows a, int64_t rows) {
-  RowReduce across(shared_memory());
+  RowReduce<> across(shared_memory());
   const int classes = static_cast<int>(a.classes);
   for (int64_t i = blockIdx.x; i < rows; i += gridDim.x) {
     void* row = static_cast<unsigned char*>(a.logits) + i * a.row_stride * kBytes<T>;
@@ -164,7 +164,7 @@ template <typename T>
 const char* queue(const CrossEntropyRows& a, int64_t rows, void* stream) {
   const int64_t warps = ceil_div(a.classes, kWarp * kBatch * kCount<T>);
   const int threads = kWarp * static_cast<int>(std::clamp<int64_t>(warps, 1, kThreads / kWarp));
-  return launch(cross_entropy_rows<T>, grid_of(rows), dim3(threads), RowReduce::kSize, stream, a, rows);
+  return launch(cross_entropy_rows<T>, grid_of(rows), dim3(threads), RowReduce<>::kSize, stream, a, rows);
 }
 
 const char* cross_entropy(const CrossEntropyRows& a, int64_t rows, Element element, void* stream) {

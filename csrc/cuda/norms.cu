@@ -4,11 +4,11 @@
 // All of this waits for memory, so a row crosses the bus once: its threads load it with 16-byte accesses and keep it in
 // registers, packed as it was. That leaves room for statistics in two passes, which lose no digits where the mean is
 // large (sum(x^2) - n mean^2 would). Where one warp holds a row, blocks have several rows and need no barrier; a longer
-// row has a block. Rows in registers and a partial sum of dweight for each of the blocks are ideas of NVIDIA's Apex
-// (fast layer norm) and of llm.c.
+// row has a block, but in backward, whose blocks have as many rows as they have threads for. Rows in registers and a
+// partial sum of dweight for each of the blocks are ideas of NVIDIA's Apex (fast layer norm) and of llm.c.
 //
-// Sums are the same in every run on a card: what is added to what follows from rows, columns, element types and how
-// many multiprocessors there are, and nothing is atomic.
+// Sums are the same in every run on a card: what is added to what follows from rows, columns, element types, whether
+// tensors begin on 16 bytes and how many multiprocessors there are, and nothing is atomic.
 #include "cuda/norms.h"
 
 #include <cuda_runtime.h>
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
   using X = typename T::X;
   using R = typename T::R;
   const int64_t block = begin_early();
-  RowReduce across(shared_memory());
+  RowReduce<> across(shared_memory());
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   const int64_t row = block * blockDim.y + threadIdx.y, start = row * columns + first;
   if (row >= rows) return;
@@ -292,8 +292,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr bool kEarly = kVectors <= 4;
   const int64_t block = begin_early();
   let_next_begin();  // add_partials
-  RowReduce across(shared_memory());
-  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + blockDim.y * RowReduce::kSize) +
+  RowReduce<true> across(shared_memory());
+  const Slots<kCount, kVectors> slots{reinterpret_cast<float*>(shared_memory() + blockDim.y * RowReduce<>::kSize) +
                                       threadIdx.y * blockDim.x * kCount * kVectors};
   const int columns = static_cast<int>(a.columns), first = first_column<kCount, kVectors>();
   float dweight[kVectors][kCount] = {};
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
   using X = typename T::X;
   using R = typename T::R;
   const int64_t block = begin_early();
-  RowReduce across(shared_memory());
+  RowReduce<> across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   for (int64_t row = block; row < rows; row += gridDim.x) {
     const int64_t start = row * a.columns;
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
   using Y = typename T::Y;
   const int64_t block = begin_early();
   let_next_begin();  // add_partials
-  RowReduce across(shared_memory());
+  RowReduce<> across(shared_memory());
   const int64_t first = int64_t{threadIdx.x} * kCount, step = int64_t{blockDim.x} * kCount;
   float* partial = partials + block * (a.mean ? 2 : 1) * a.columns;
   for (int64_t row = block; row < rows; row += gridDim.x) {
@@ -543,7 +543,7 @@ const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* strea
   const dim3 block = forward_block(a.columns, elements);
   const int64_t blocks = ceil_div(rows, block.y);
   if (blocks > INT_MAX) return "more rows than a grid has blocks";
-  return launch_early(kernel, grid_of(blocks), block, RowReduce::kSize, stream, a, rows, rms,
+  return launch_early(kernel, grid_of(blocks), block, RowReduce<>::kSize, stream, a, rows, rms,
                       static_cast<float>(a.dropout.scale()));
 }
 
@@ -558,7 +558,7 @@ const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, flo
   if (elements == 16) kernel = count == 1 ? backward_rows<T, 1, 16> : backward_rows<T, kCount, 16 / kCount>;
   if (elements == 32) kernel = backward_rows<T, kCount, 32 / kCount>;
   const dim3 block = backward_block(a.columns, elements);
-  const int of_row = RowReduce::kSize + static_cast<int>(block.x * sizeof(float)) * elements;
+  const int of_row = RowReduce<>::kSize + static_cast<int>(block.x * sizeof(float)) * elements;
   return launch_early(kernel, grid_of(blocks), block, static_cast<int>(block.y) * of_row, stream, a, rows,
                       static_cast<float>(a.dropout.scale()), sums);
 }

@@ -38,7 +38,8 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
 
 // 9.7.13.13 griddepcontrol, of sm_90 and later. begin_early is what a kernel queued by launch_early() begins with: it
 // waits until all kernels before are done and what they wrote can be read. Returns the block's number: addresses that are
-// found from it are not known before, while the compiler takes what __ldg reads for the same at all times.
+// found from it are not known before, while the compiler takes what __ldg reads for the same at all times. (ptxas, to
+// which the number is a constant, may read that sooner; over the wait it moves no load.)
 __device__ __forceinline__ int begin_early() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");

@@ -31,7 +31,13 @@ __device__ __forceinline__ void combine_lanes(float (&numbers)[kNumbers]) {
 }
 
 // Combines one or two numbers over the threads of a row, which are those of threadIdx.x; all of them get the same
-// result, to the last bit. Rows of a block, by threadIdx.y, do not wait for one another.
+// result, to the last bit.
+//
+// kApart: rows of a block, by threadIdx.y, may be of more than one warp each and do not wait for one another. Their
+// barriers are numbered by threadIdx.y, and ptxas, which does not know it, sets aside all 16 for each block. A
+// multiprocessor has two for each block that it can hold, some cards one (64 on Hopper, 16 on sm_86): four blocks are
+// then the most, or one. Otherwise it is __syncthreads, one barrier.
+template <bool kApart = false>
 struct RowReduce {
   static constexpr int kMostWarps = 32;
   static constexpr int kSize = 2 * kMostWarps * 2 * sizeof(float);  // bytes, for each row of more than one warp
@@ -65,7 +71,11 @@ struct RowReduce {
     for (int i = 0; i < kNumbers; ++i) {
       if (lane == 0) half[2 * warp + i] = numbers[i];
     }
-    sync_threads(1 + static_cast<int>(threadIdx.y), static_cast<int>(blockDim.x));
+    if constexpr (kApart) {
+      sync_threads(1 + static_cast<int>(threadIdx.y), static_cast<int>(blockDim.x));
+    } else {
+      __syncthreads();
+    }
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) numbers[i] = lane < warps ? half[2 * lane + i] : Operation::kNothing;
     combine_lanes<Operation>(numbers);
