@@ -195,15 +195,16 @@ struct Slots {
 // Adds up the slots of the block's rows and writes them in the order of the columns.
 template <int kCount, int kVectors>
 __device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots, int columns, float* to) {
+  const int rows = static_cast<int>(blockDim.y), of_row = static_cast<int>(blockDim.x) * kCount * kVectors;
+  float* const all = slots.sums - static_cast<int>(threadIdx.y) * of_row;
   __syncthreads();
-  if (threadIdx.y > 0) return;
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = static_cast<int>(threadIdx.y); v < kVectors; v += rows) {  // each row's threads some of the columns
     const int column = first_column<kCount, kVectors>() + v * kStep<kCount>;
     if (column >= columns) return;
     float sum[kCount] = {};
-    for (int row = 0; row < static_cast<int>(blockDim.y); ++row) {
+    for (int row = 0; row < rows; ++row) {
       float some[kCount];
-      Slots<kCount, kVectors>{slots.sums + row * static_cast<int>(blockDim.x) * kCount * kVectors}.get(v, some);
+      Slots<kCount, kVectors>{all + row * of_row}.get(v, some);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sum[i] += some[i];
     }
