@@ -420,6 +420,24 @@ with orderly_stop():
     assert code == 1 and "error: otro proceso se ha detenido: rango 0: ha muerto sin decir por qué" in output, output
 
 
+def test_gradients_add_up_in_the_same_order_from_the_first_step(tmp_path):
+    """Of three ranks and more the order is seen in the rounding: else no run would go on bit for bit."""
+    body = """import copy
+
+def gradients(model, step):
+    model.zero_grad()
+    torch.manual_seed(10 * step + dist.rank)
+    model(torch.randn(16, 37)).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+module = torch.nn.Sequential(*(torch.nn.Linear(37, 37) for _ in range(4)))
+going, resumed = dist.wrap(copy.deepcopy(module)), dist.wrap(module)
+gradients(going, 0)
+print("iguales:", all(map(torch.equal, gradients(going, 1), gradients(resumed, 1))))"""
+    for code, output in run_ranks([program(tmp_path, body)], [tmp_path] * 3):
+        assert code == 0 and "iguales: True" in output, output
+
+
 def test_no_thread_of_the_group_outlives_a_run(tmp_path):
     names = """import atexit, pathlib
 def name_threads():
