@@ -467,7 +467,7 @@ class Checkpointer:
         if step is None or not path_of(self.own, step).exists():
             return None
         try:
-            state = read(path_of(self.own, step))
+            state = read(path_of(self.own, step), "sin él se parte de los pesos acordados")
         except UserError as problem:
             self.dist.print_each(f"Aviso: {problem}.")
             return None

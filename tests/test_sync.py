@@ -395,6 +395,18 @@ def test_an_own_file_that_cannot_be_written_is_said_and_no_more(tmp_path, capsys
     assert all("será desde los pesos acordados" in line for line in said)
 
 
+def test_an_own_file_that_is_damaged_is_said_with_what_follows_from_it(tmp_path, capsys):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2))
+    keeper.save(5, {"sync": {"method": "diloco"}}, own={"local": torch.ones(3)})
+    (saved,) = checkpoint.found(keeper.own)
+    assert keeper._read_own(checkpoint.path_of(tmp_path, 5), {"method": "diloco"})["own"]
+    saved.write_bytes(saved.read_bytes()[:-50])
+    assert keeper._read_own(checkpoint.path_of(tmp_path, 5), {"method": "diloco"}) is None
+    said = capsys.readouterr().out
+    assert said.startswith(f"[rango 1] Aviso: {str(saved)!r}: ") and "se parte de los pesos acordados" in said
+    assert "--resume" not in said, "there is no other to be chosen"
+
+
 def test_the_script_ends_when_a_rank_has_nothing_but_nans_and_hands_out_the_agreed_weights(book, tmp_path):
     command = [ROOT / "train_gpt2_spanish.py", "--preset", "demo", "--n-layer", 1, "--n-embd", 32, "--n-head", 2,
                "--seq-len", 32, "--vocab-size", 400, "--sample-length", 0, "--batch-size", 2, "--max-steps", 20,
