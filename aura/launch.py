@@ -211,7 +211,9 @@ class Launch:
         def secondary(number):
             rank = self.ranks[number]
             silent = rank.code in (EXIT_BAD_INPUT, EXIT_FAULT) and not rank.error  # rank 0 speaks for all of them
-            return rank.code in STOPPED, rank.error.startswith(ECHOES), silent
+            echo = rank.error.startswith(ECHOES)
+            # Of those left the first is who saves, and so the one that knows the last checkpoint; it ends last.
+            return rank.code in STOPPED, echo, silent, number if echo else 0
 
         return min(failed, default=None, key=secondary)
 

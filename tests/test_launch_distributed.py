@@ -329,6 +329,17 @@ def test_the_cause_is_told_not_its_echo(tmp_path):
     assert "rango 1" not in output and "Aviso" not in output
 
 
+def test_of_ranks_that_lost_another_the_one_that_has_saved_is_heard():
+    """It ends last, and the others know of no newer checkpoint than the last regular one."""
+    group = launch.Launch(3, 0, False)
+    lost = "se ha perdido la comunicación con otro proceso; no contesta el rango 3; último punto de control: ckpt-{}.pt"
+    group.ranks = {rank: launch.Rank(1, 3, lost.format(40 if rank else 51)) for rank in range(3)}
+    group.ended = [2, 1, 0]
+    assert group.culprit() == 0 and "ckpt-51.pt" in group.reason(0)
+    group.ranks[2].error = "no queda espacio"
+    assert group.culprit() == 2
+
+
 def test_saving_may_take_long_after_the_others_left(tmp_path):
     """Rank 1 leaves at once, rank 0 goes on for two seconds: nobody ends it. Its failure counts, not the signal."""
     body = ("signal.signal(signal.SIGTERM, lambda *_: saving.append(1)); saving = []\nprint('listo')\n"
