@@ -366,7 +366,9 @@ def session(args, before_group=None):
         dist.device = backends.local_device(place.local_rank)
         yield dist
         return
-    if place.source == "torchrun":  # killed, it tells nobody, and its processes would go on without it
+    # torchrun killed tells nobody, and its processes would go on without it. Under launch_distributed.py the process in
+    # between says so, and who has not ended when that is killed in its turn (see launch.run_rank) hears no SIGTERM.
+    if place.source == "torchrun" and LISTENED not in os.environ:
         die_with_parent(signal.SIGTERM, os.getppid())()
     before = dict(os.environ)
     try:

@@ -383,6 +383,23 @@ def test_whoever_is_killed_the_script_saves_and_ends(tmp_path, victim):
             assert code == 143 and "torchrun murió" in output
 
 
+def test_a_rank_that_hangs_does_not_outlive_the_process_beside_it(tmp_path):
+    """torchrun kills that one when it does not end, and the rank itself hears no SIGTERM: it would keep its card."""
+    body = ("from types import SimpleNamespace\nfrom aura import distributed\n"
+            "with distributed.session(SimpleNamespace(backend='gloo', dist_timeout=60.0, distributed=True)):\n"
+            "    print('listo')\n    os.kill(os.getpid(), signal.SIGSTOP) if rank else time.sleep(60)")
+    path = script(tmp_path, body)
+    with launched(tmp_path, path) as process:
+        process.wait_for("listo")
+        process.wait_for("listo")
+        pid = rank_pid(tmp_path, path, 1)
+        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while pid in alive(f"LAUNCH_TEST={tmp_path}", path):
+            assert time.monotonic() < deadline, "it is left behind"
+            time.sleep(0.1)
+
+
 def test_an_interrupt_before_anything_has_started(tmp_path):
     with launched(tmp_path, script(tmp_path, "time.sleep(60)")) as process:
         while not alive(f"LAUNCH_TEST={tmp_path}", "torch.distributed.run"):
