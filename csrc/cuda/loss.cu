@@ -1,8 +1,10 @@
 // Cross-entropy of rows of logits, and its gradient in their place.
 //
-// A block has a row and reads it once for the largest logit and the sum of exponentials together: where a thread finds
-// a larger one, what it has added up shrinks (Milakov and Gimelshein 2018). The gradient reads the row again, which the
-// L2 cache then still holds: few blocks of many threads keep the rows that are under way few.
+// A block has a row and goes over it once for the largest logit and the sum of exponentials together: where a thread
+// finds a larger one, what it has added up shrinks (Milakov and Gimelshein 2018). The gradient needs the row again: of
+// up to 65536 columns of 16 bits, or half as many of 32, the registers of the block still have it, packed as it was. A
+// longer one is read again, which the L2 cache may then still hold: few blocks of many threads keep the rows that are
+// under way few.
 //
 // Rows are read by 16 bytes wherever they begin: a vocabulary of an odd number of words leaves hardly any of them on
 // such an address. What lies before the first one and after the last goes element by element.
@@ -23,7 +25,8 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 1024;  // of a block, at most
-constexpr int kBatch = 4;       // vectors a thread has under way
+constexpr int kHeld = 8;        // vectors of a row in the registers of a thread, at most
+constexpr int kBatch = 4;       // vectors a thread has under way where the row does not fit them
 constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994530942;
 
@@ -48,28 +51,78 @@ struct Parts {
   __device__ __forceinline__ int single_column(int i) const { return i < before ? i : vectors * kCount<T> + i; }
 };
 
-// Calls body(column, vector) for all vectors and single elements of this thread.
-template <typename T, typename Body>
-__device__ __forceinline__ void sweep(const void* row, int classes, const Body& body) {
-  const Parts<T> parts(row, classes);
-  const int thread = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
-  // Under way with the first vectors: the block would wait for it by itself.
-  const bool has_single = thread < parts.single;
+// What a thread has of a row: vectors, some at a time, and a single element.
+template <typename T>
+struct Share {
+  const void* row;
+  Parts<T> parts;
+  int thread = static_cast<int>(threadIdx.x);
+  bool has_single;
   Vector<T, 1> single{};
-  if (has_single) single = load<T, 1>(row, parts.single_column(thread), InOrder{});
-  for (int first = thread; first < parts.vectors; first += kBatch * step) {
-    Vector<T, kCount<T>> x[kBatch];
+
+  __device__ __forceinline__ Share(const void* row_, int classes)
+      : row(row_), parts(row_, classes), has_single(thread < parts.single) {
+    // Under way with the first vectors: the block would wait for it by itself.
+    if (has_single) single = load<T, 1>(row, parts.single_column(thread), InOrder{});
+  }
+  // The vectors number first, first + step...
+  template <int kVectors>
+  __device__ __forceinline__ void bring(Vector<T, kCount<T>> (&x)[kVectors], int first, int step) const {
+    const int column = parts.column(first);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i * step < parts.vectors) x[i] = load<T, kCount<T>>(row, parts.column(first + i * step), InOrder{});
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i * step < parts.vectors) body(parts.column(first + i * step), x[i]);
+    for (int i = 0; i < kVectors; ++i) {
+      if (first + i * step < parts.vectors) x[i] = load<T, kCount<T>>(row, column + i * step * kCount<T>, InOrder{});
     }
   }
-  if (has_single) body(parts.single_column(thread), single);
-}
+  // Calls body(column, vector) for these.
+  template <int kVectors, typename Body>
+  __device__ __forceinline__ void visit(const Vector<T, kCount<T>> (&x)[kVectors], int first, int step,
+                                        const Body& body) const {
+    const int column = parts.column(first);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (first + i * step < parts.vectors) body(column + i * step * kCount<T>, x[i]);
+    }
+  }
+  template <typename Body>
+  __device__ __forceinline__ void visit_single(const Body& body) const {
+    if (has_single) body(parts.single_column(thread), single);
+  }
+};
+
+// Of a row that fits the registers of the block. The vectors of kSide threads, a warp or the whole block, lie side by
+// side: so the distances between those of a thread are constants and cost no registers. each() visits all.
+template <typename T, int kSide>
+struct HeldShare : Share<T> {
+  Vector<T, kCount<T>> held[kHeld];
+
+  __device__ __forceinline__ HeldShare(const void* row, int classes) : Share<T>(row, classes) {
+    this->bring(held, first(), kSide);
+  }
+  __device__ __forceinline__ int first() const { return this->thread / kSide * (kSide * kHeld) + this->thread % kSide; }
+  template <typename Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+    this->visit(held, first(), kSide, body);
+    this->visit_single(body);
+  }
+};
+
+// Of one that does not: each() reads it.
+template <typename T>
+struct ReadShare : Share<T> {
+  using Share<T>::Share;
+
+  template <typename Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+    const int step = static_cast<int>(blockDim.x);
+    for (int first = this->thread; first < this->parts.vectors; first += kBatch * step) {
+      Vector<T, kCount<T>> x[kBatch];
+      this->bring(x, first, step);
+      this->visit(x, first, step, body);
+    }
+    this->visit_single(body);
+  }
+};
 
 template <typename T>
 __device__ __forceinline__ void clear(void* row, int classes) {
@@ -124,51 +177,57 @@ __device__ __forceinline__ void gradient(void* row, int column, int target, cons
   store(row, column, to_vector<T>(d));
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyRows a, int64_t rows) {
-  RowReduce<> across(shared_memory());
+// A row each: a loop over rows keeps places at hand for which the registers do not do.
+template <typename T, typename ShareOfRow>
+__global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyRows a) {
+  const int64_t i = blockIdx.x;
   const int classes = static_cast<int>(a.classes);
-  for (int64_t i = blockIdx.x; i < rows; i += gridDim.x) {
-    void* row = static_cast<unsigned char*>(a.logits) + i * a.row_stride * kBytes<T>;
-    const int64_t given = a.targets[i];
-    if (given == a.ignore_index) {
-      if (threadIdx.x == 0) a.losses[i] = 0;
-      if (a.gradient) clear<T>(row, classes);
-      continue;
-    }
-    // The host cannot look without waiting for the device.
-    assert(given >= 0 && given < a.classes && "a target is neither a class nor ignored");
-    const int target = static_cast<int>(given);
-
-    Seen seen;
-    bool mine = false;  // the target's logit, which is read before any thread writes its gradient
-    float logit = 0;
-    sweep<T>(row, classes, [&](int column, const auto& x) {
-      seen.add(x);
-      at_target(x, column, target, [&](int at) { mine = true, logit = x[at]; });
-    });
-    float largest[1] = {seen.largest};
-    across.max(largest);
-    float sum[1] = {seen.sum * exp2_fast(seen.largest - largest[0])};
-    across.sum(sum);
-    if (mine) a.losses[i] = logf(sum[0]) + kLn2 * (largest[0] - static_cast<double>(kLog2E) * logit);
-    if (!a.gradient) continue;
-    const float scale = 1.0f / sum[0];
-    sweep<T>(row, classes, [&](int column, const auto& x) {
-      gradient(row, column, target, x, largest[0], scale);
-    });
+  void* row = static_cast<unsigned char*>(a.logits) + i * a.row_stride * kBytes<T>;
+  const int64_t given = a.targets[i];
+  if (given == a.ignore_index) {
+    if (threadIdx.x == 0) a.losses[i] = 0;
+    if (a.gradient) clear<T>(row, classes);
+    return;
   }
+  // The host cannot look without waiting for the device.
+  assert(given >= 0 && given < a.classes && "a target is neither a class nor ignored");
+  const int target = static_cast<int>(given);
+
+  const ShareOfRow share(row, classes);
+  Seen seen;
+  bool mine = false;  // the target's logit, which is read before any thread writes its gradient
+  float logit = 0;
+  share.each([&](int column, const auto& x) {
+    seen.add(x);
+    at_target(x, column, target, [&](int at) { mine = true, logit = x[at]; });
+  });
+  RowReduce<> across(shared_memory());
+  float largest[1] = {seen.largest};
+  across.max(largest);
+  float sum[1] = {seen.sum * exp2_fast(seen.largest - largest[0])};
+  across.sum(sum);
+  if (mine) a.losses[i] = logf(sum[0]) + kLn2 * (largest[0] - static_cast<double>(kLog2E) * logit);
+  if (!a.gradient) return;
+  const float scale = 1.0f / sum[0];
+  share.each([&](int column, const auto& x) { gradient(row, column, target, x, largest[0], scale); });
 }
 
+// As many warps as hold a row. Up to half of what a block may have, two blocks or more are in a multiprocessor: while
+// one computes, another reads. Past that a block is alone there, and has all threads.
 template <typename T>
 const char* queue(const CrossEntropyRows& a, int64_t rows, void* stream) {
-  const int64_t warps = ceil_div(a.classes, kWarp * kBatch * kCount<T>);
-  const int threads = kWarp * static_cast<int>(std::clamp<int64_t>(warps, 1, kThreads / kWarp));
-  return launch(cross_entropy_rows<T>, grid_of(rows), dim3(threads), RowReduce<>::kSize, stream, a, rows);
+  constexpr int kMostWarps = kThreads / kWarp;
+  const int64_t warps = std::max<int64_t>(1, ceil_div(a.classes, kWarp * kHeld * kCount<T>));
+  auto kernel = cross_entropy_rows<T, HeldShare<T, kWarp>>;
+  if (warps > kMostWarps / 2) kernel = cross_entropy_rows<T, HeldShare<T, kThreads>>;
+  if (warps > kMostWarps) kernel = cross_entropy_rows<T, ReadShare<T>>;
+  const int threads = warps > kMostWarps / 2 ? kThreads : kWarp * static_cast<int>(warps);
+  return launch(kernel, grid_of(rows), dim3(threads), RowReduce<>::kSize, stream, a);
 }
 
 const char* cross_entropy(const CrossEntropyRows& a, int64_t rows, Element element, void* stream) {
   if (rows == 0) return nullptr;
+  if (rows > INT_MAX) return "more rows than a grid has blocks";
   if (a.classes > INT_MAX / 2) return "more classes than a row may have";
   return with_element(element, [&](auto t) { return queue<decltype(t)>(a, rows, stream); });
 }
