@@ -449,7 +449,8 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
 // blockIdx.y: 0 dweight, 1 dbias.
 template <typename W>
 __global__ void __launch_bounds__(kWarp* kWarp)
-    add_partials(const float* partials, int64_t blocks, int64_t columns, int64_t stride, void* dweight, void* dbias) {
+    add_partials(const float* partials, int count, int64_t columns, int64_t stride, void* dweight, void* dbias) {
+  constexpr int kBatch = 5;  // loads under way together: 160 partial sums, more than cards have multiprocessors
   constexpr int kPitch = kWarp + 1;  // columns are read as well as rows, each from all banks
   float* tile = reinterpret_cast<float*>(shared_memory());
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
@@ -457,9 +458,15 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   float sum[1] = {};
   begin_early();
   if (column < columns) {
-    const float* from = partials + blockIdx.y * columns + column;
-#pragma unroll 8
-    for (int64_t block = y; block < blocks; block += kWarp) sum[0] += from[block * stride];
+    const float* const from = partials + blockIdx.y * columns + column + y * stride;
+    const int64_t apart = kWarp * stride;
+    float some[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) some[i] = y + i * kWarp < count ? from[i * apart] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sum[0] += some[i];
+#pragma unroll 1
+    for (int i = kBatch; y + i * kWarp < count; ++i) sum[0] += from[i * apart];
   }
   tile[y * kPitch + x] = sum[0];
   __syncthreads();
@@ -568,8 +575,8 @@ template <typename W>
 const char* add_partials_as(const float* sums, int64_t blocks, int64_t columns, int64_t stride, void* dweight,
                             void* dbias, void* stream) {
   return launch_early(add_partials<W>, grid_of(ceil_div(columns, kWarp), dbias ? 2 : 1), dim3(kWarp, kWarp),
-                      kWarp * (kWarp + 1) * static_cast<int>(sizeof(float)), stream, sums, blocks, columns, stride,
-                      dweight, dbias);
+                      kWarp * (kWarp + 1) * static_cast<int>(sizeof(float)), stream, sums, static_cast<int>(blocks),
+                      columns, stride, dweight, dbias);
 }
 
 const char* forward(const NormForward& a, int64_t rows, bool rms, NormTypes types, bool narrow, void* stream) {
