@@ -27,13 +27,16 @@ __device__ __forceinline__ float dot(uint32_t a, uint32_t b) {
 template <int kWidth>
 constexpr int kRowLanes = kWidth == 32 ? 4 : kWidth == 64 ? 8 : 16;
 
+// counters: wgmma_backward()'s, which this sets to 0.
 template <typename Type, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    statistics_kernel(const __grid_constant__ Gradients gradients, int64_t rows, int queries, int heads, int width) {
+__global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_constant__ Gradients gradients, int64_t rows,
+                                                              int queries, int heads, int width, int* counters) {
   constexpr int kLanes = kRowLanes<kWidth>;
+  if (blockIdx.x == 0 && threadIdx.x < kBackwardCounters) counters[threadIdx.x] = 0;
   const int64_t row = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;  // of [B, T, H]
   const int eight = threadIdx.x % kLanes;
-  float delta = 0.0f;
+  float delta = 0.0f, lse = 0.0f;
+  if (row < rows && eight == 0) lse = gradients.lse[row];  // under way with the others
   if (row < rows && 8 * eight < width) {
     const uint4 a = *reinterpret_cast<const uint4*>(gradients.out + row * width + 8 * eight);
     const uint4 b = *reinterpret_cast<const uint4*>(gradients.dout.data + row * width + 8 * eight);
@@ -43,7 +46,6 @@ __global__ void __launch_bounds__(kThreads)
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
   if (row < rows && eight == 0) {
     const int64_t head = row % heads, query = row / heads % queries, batch = row / heads / queries;
-    const float lse = gradients.lse[row];
     const Statistics result{lse == -INFINITY ? INFINITY : lse, delta};
     gradients.statistics[(batch * heads + head) * queries + query] = result;
   }
@@ -278,7 +280,7 @@ View<uint16_t> gradient_of(void* data, const Strides& strides) { return {static_
 
 int64_t attention_workspace(const AttentionInputs& in, const AttentionShape& shape) {
   return shape.batch * in.heads * in.queries * static_cast<int64_t>(sizeof(Statistics)) +
-         static_cast<int64_t>(sizeof(int));
+         kBackwardCounters * static_cast<int64_t>(sizeof(int));
 }
 
 const char* attention_backward(const AttentionBackward& job, const AttentionShape& shape, void* workspace,
@@ -308,12 +310,11 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
     constexpr bool kDrop = decltype(drop)::value;
     constexpr int kRowsPerBlock = kThreads / kRowLanes<kWidth>, kBlock = kThreadsOf<kTallOf<kWidth>>;
     const int64_t heads = in.heads * shape.batch;
-    const char* error =
-        launch_blocks<kThreads>(statistics_kernel<Type, kWidth>, (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream,
-                      gradients, rows, by_query.queries, by_query.heads, by_query.width);
-    if (error == nullptr && wgmma) {
-      return wgmma_backward(in, shape, gradients, reinterpret_cast<int*>(gradients.statistics + rows), stream);
-    }
+    int* const counters = reinterpret_cast<int*>(gradients.statistics + rows);
+    const char* error = launch_blocks<kThreads>(statistics_kernel<Type, kWidth>,
+                                                (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream, gradients, rows,
+                                                by_query.queries, by_query.heads, by_query.width, counters);
+    if (error == nullptr && wgmma) return wgmma_backward(in, shape, gradients, counters, stream);
     if (error == nullptr) {
       error = launch_blocks<kBlock>(keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kKeysShared<kWidth>, stream,
                                     by_key, gradients);

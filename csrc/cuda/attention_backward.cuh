@@ -83,10 +83,12 @@ struct KeyFactors {
   }
 };
 
-// dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem. counter: as of
-// AttentionKernels::forward.
+// dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem. counters: so
+// many ints on the device, all 0, one for each of the two kernels. The kernel that makes the statistics clears them: a
+// cudaMemsetAsync before each would take as long as a small kernel.
+constexpr int kBackwardCounters = 2;
 const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
-                           int* counter, void* stream);
+                           int* counters, void* stream);
 
 }  // namespace cuda
 }  // namespace aura

@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 }  // namespace sm90
 
 const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
-                           int* counter, void* stream) {
+                           int* counters, void* stream) {
   const int64_t query_tiles = tiles_of(in.queries, shape), key_tiles = tiles_of(shape.keys, shape);
   const int64_t heads = in.heads * shape.batch;
   sm90::Maps maps{};
@@ -399,11 +399,11 @@ const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shap
     using Type = decltype(type);
     constexpr int kWidth = decltype(width)::value, kShared = sizeof(sm90::BackwardMemory<kWidth>);
     constexpr bool kDrop = decltype(drop)::value;
-    const char* error = sm90::launch_work(sm90::keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kShared, counter,
+    const char* error = sm90::launch_work(sm90::keys_kernel<Type, kWidth, kDrop>, key_tiles * heads, kShared, counters,
                                           stream, problem_of(in, shape, key_tiles), maps, gradients);
     if (error != nullptr) return error;
-    return sm90::launch_work(sm90::queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kShared, counter, stream,
-                             problem_of(in, shape, query_tiles), maps, gradients);
+    return sm90::launch_work(sm90::queries_kernel<Type, kWidth, kDrop>, query_tiles * heads, kShared, counters + 1,
+                             stream, problem_of(in, shape, query_tiles), maps, gradients);
   });
 }
 

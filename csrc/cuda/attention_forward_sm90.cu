@@ -184,15 +184,18 @@ bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape) {
 
 const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, int* counter, void* stream) {
   const AttentionInputs& in = job.in;
-  const int64_t tiles = tiles_of(in.queries, shape);
+  const int64_t tiles = tiles_of(in.queries, shape), blocks = tiles * in.heads * shape.batch;
   sm90::Maps maps{};
   if (!sm90::make_maps(&maps, in, shape)) return sm90::no_maps();
+  if (sm90::by_counter(blocks)) {
+    const cudaError_t error = cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream));
+    if (error != cudaSuccess) return report(error);
+  }
   return sm90::with_types(in, shape, [&](auto type, auto width, auto drop) {
     constexpr int kWidth = decltype(width)::value;
-    return sm90::launch_work(sm90::forward_kernel<decltype(type), kWidth, decltype(drop)::value>,
-                             tiles * in.heads * shape.batch, sizeof(sm90::ForwardMemory<kWidth>), counter, stream,
-                             problem_of(in, shape, tiles), maps, static_cast<uint16_t*>(job.out),
-                             static_cast<float*>(job.lse));
+    return sm90::launch_work(sm90::forward_kernel<decltype(type), kWidth, decltype(drop)::value>, blocks,
+                             sizeof(sm90::ForwardMemory<kWidth>), counter, stream, problem_of(in, shape, tiles), maps,
+                             static_cast<uint16_t*>(job.out), static_cast<float*>(job.lse));
   });
 }
 

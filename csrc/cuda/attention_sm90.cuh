@@ -316,18 +316,17 @@ inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShap
 }
 inline const char* no_maps() { return "attention: the driver makes no tensor maps of q, k, v or their gradient"; }
 
-// Queue a kernel of `blocks` pieces of work; counter: an int on the device, for `taken`.
+// A block for each multiprocessor; whether these take so many pieces of work by a counter.
+inline int64_t most_blocks() { return std::max(1, device_attribute(cudaDevAttrMultiProcessorCount)); }
+inline bool by_counter(int64_t pieces) { return pieces > most_blocks(); }
+
+// Queue a kernel of `blocks` pieces of work; counter: an int on the device, for `taken`, which is 0 if by_counter().
 template <typename... Wanted, typename... Given>
 const char* launch_work(void (*kernel)(Problem, Maps, int*, Wanted...), int64_t blocks, int shared, int* counter,
                         void* stream, const Problem& problem, const Maps& maps, const Given&... given) {
-  const int64_t most = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount));
-  if (blocks > INT32_MAX - most) return "attention: more blocks than can be numbered";
-  const bool taking = blocks > most;
-  if (taking) {
-    const cudaError_t error = cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream));
-    if (error != cudaSuccess) return report(error);
-  }
-  return launch_blocks<kBlock>(kernel, taking ? most : blocks, shared, stream, problem, maps,
+  if (blocks > INT32_MAX - most_blocks()) return "attention: more blocks than can be numbered";
+  const bool taking = by_counter(blocks);
+  return launch_blocks<kBlock>(kernel, taking ? most_blocks() : blocks, shared, stream, problem, maps,
                                taking ? counter : nullptr, given...);
 }
 
