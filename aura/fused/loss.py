@@ -50,29 +50,29 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
     _check(hidden, weight, targets)
     rows, classes = len(hidden), len(weight)
     loss, dhidden, dweight, losses = _empty_results(hidden, weight, hidden_gradient, False)
-    total = hidden.new_zeros((), dtype=torch.float64)
     matrix = _with_columns(weight, hidden.dtype)
     if weight_gradient:
         sums = weight.new_empty(matrix.shape, dtype=weight.dtype if weight.itemsize > 2 else torch.float32)
     chunks = -(-rows * classes * hidden.element_size() // CHUNK_BYTES)
     chunk = -(-rows // max(chunks, 1))
     buffer = hidden.new_empty(chunk, len(matrix))
+    found = [losses.new_zeros(0, dtype=torch.float64)]
     # Only products with out= or in place: autocast leaves those alone.
     for first in range(0, rows, chunk or 1):
         part = hidden[first:first + chunk]
         logits = torch.mm(part, matrix.t(), out=buffer[:len(part)])
-        found = torch.ops.aura.cross_entropy_chunk_(logits[:, :classes], targets[first:first + chunk], ignore_index,
-                                                    hidden_gradient or weight_gradient)
-        losses[first:first + chunk] = found
-        total += found.sum()
+        found.append(torch.ops.aura.cross_entropy_chunk_(logits[:, :classes], targets[first:first + chunk],
+                                                         ignore_index, hidden_gradient or weight_gradient))
         if hidden_gradient:
             torch.mm(logits, matrix, out=dhidden[first:first + chunk])
         if weight_gradient:
             _add_product(sums, logits.t(), part, fresh=first == 0)
+    found = torch.cat(found)  # once for all chunks: on a GPU each of these steps is a kernel
+    losses.copy_(found)
     if weight_gradient:
         # Without the rows beyond; a view of them would be copied where autograd keeps it.
         dweight = sums.resize_(weight.shape).to(weight.dtype) if rows else weight.new_zeros(weight.shape)
-    return loss.copy_(total), dhidden, dweight, losses
+    return loss.copy_(found.sum()), dhidden, dweight, losses
 
 
 def _with_columns(weight, dtype):
@@ -81,8 +81,9 @@ def _with_columns(weight, dtype):
     missing = -len(weight) % COLUMNS[weight.device.type]
     if not missing:
         return weight.to(dtype)
-    matrix = weight.new_zeros(len(weight) + missing, weight.shape[1], dtype=dtype)
+    matrix = weight.new_empty(len(weight) + missing, weight.shape[1], dtype=dtype)
     matrix[:len(weight)] = weight
+    matrix[len(weight):] = 0
     return matrix
 
 
