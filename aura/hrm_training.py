@@ -180,12 +180,12 @@ def make_loss(eos_id, document_attention):
 
 
 def document_bounds(tokens, eos_id):
-    """int32 [documents + 1]: where documents begin in the flattened tokens [B, T], and the end. One begins with each
-    row and after each eos_id, which belongs to the document it ends."""
+    """int64 [documents + 1]: where documents begin in the flattened tokens [B, T], and the end. One begins with each
+    row and after each eos_id, which belongs to the document it ends. (int32 every attention on a GPU would convert.)"""
     begins = tokens.roll(1, dims=1) == eos_id
     begins[:, 0] = True
     starts = begins.flatten().nonzero().squeeze(1)
-    return torch.cat([starts, starts.new_tensor([tokens.numel()])]).int()
+    return torch.cat([starts, starts.new_tensor([tokens.numel()])])
 
 
 def run(parser, presets):
