@@ -99,6 +99,14 @@ def test_rows_of_several_warps_one_after_another():
             test_norms.compare(norms, kind, test_norms.drawn(kind, 70, columns, (dtype,) * 3))
 
 
+def test_partial_sums_of_a_card_with_more_multiprocessors_than_most(monkeypatch):
+    """More than are loaded together."""
+    from aura.fused import norms
+
+    monkeypatch.setenv("AURA_EMULATED_MULTIPROCESSORS", "170")
+    test_norms.compare(norms, "layer_norm", test_norms.drawn("layer_norm", 170 * 4 * 16, 7, (FLOAT,) * 3))
+
+
 def test_a_large_mean_costs_no_digits():
     from aura.fused import norms
 

@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
 template <typename W>
 __global__ void __launch_bounds__(kWarp* kWarp)
     add_partials(const float* partials, int count, int64_t columns, int64_t stride, void* dweight, void* dbias) {
-  constexpr int kBatch = 5;  // loads under way together: 160 partial sums, more than cards have multiprocessors
+  constexpr int kBatch = 5;  // loads under way together: 160 partial sums, as many as most cards have multiprocessors
   constexpr int kPitch = kWarp + 1;  // columns are read as well as rows, each from all banks
   float* tile = reinterpret_cast<float*>(shared_memory());
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);

@@ -225,7 +225,7 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-// AURA_EMULATED_SM (86 unless set) decides what the card has.
+// AURA_EMULATED_SM (86 unless set) decides what the card has, AURA_EMULATED_MULTIPROCESSORS how many (3 unless set).
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {

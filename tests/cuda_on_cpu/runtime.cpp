@@ -295,8 +295,9 @@ bool run(dim3 grid, dim3 size, size_t shared, void (*kernel)(void*), void* argum
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const char* given = std::getenv("AURA_EMULATED_SM");
   const int sm = given ? std::atoi(given) : 86;
+  const char* multiprocessors = std::getenv("AURA_EMULATED_MULTIPROCESSORS");
   switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = 3; break;
+    case cudaDevAttrMultiProcessorCount: *value = multiprocessors ? std::atoi(multiprocessors) : 3; break;
     case cudaDevAttrL2CacheSize: *value = 192 << 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (sm == 90 ? 227 : sm == 80 ? 163 : 99) * 1024; break;
     case cudaDevAttrComputeCapabilityMajor: *value = sm / 10; break;
