@@ -1,18 +1,16 @@
 """GPT-2: sizes, FLOPs, the same logits as the published implementation, the key-value cache."""
 
 import dataclasses
-import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from aura import ops, sampling
 from aura.errors import UserError
-from aura.models import gpt
+from aura.models import blocks, gpt
 
 TINY = gpt.GPTConfig(vocab_size=101, seq_len=16, n_layer=2, n_head=4, n_embd=32, dropout=0.0)
 
@@ -104,7 +102,7 @@ def test_checkpointing_changes_no_bit(implementation, dropout, monkeypatch):
 def test_checkpointing_is_for_training_only(monkeypatch):
     model = gpt.GPT(TINY).init_weights(1).eval()
     model.grad_checkpointing = True
-    monkeypatch.setattr(gpt, "checkpoint", None)
+    monkeypatch.setattr(blocks, "checkpoint", None)
     assert gradients_of(model)[0].isfinite()
     cache = model.empty_cache()
     with torch.no_grad():
@@ -196,20 +194,3 @@ def test_choices():
     assert {sampling.choose(logits, generator, top_k=2) for _ in range(60)} == {1, 2}
     assert {sampling.choose(logits, generator, top_p=0.1) for _ in range(60)} == {1}
     assert {sampling.choose(logits, generator) for _ in range(300)} >= {0, 1, 2}
-
-
-@pytest.mark.parametrize("choice", ["sdpa", "auto"])
-def test_checkpointed_blocks_share_a_compiled_graph(choice):
-    """All but the first, whose norm is float32. The same gradients, and no other weights' names, from the model itself;
-    generation goes without it."""
-    model = gpt.GPT(dataclasses.replace(TINY, n_layer=10)).init_weights(1).train()  # more than dynamo's limit of 8
-    model.grad_checkpointing, names, counter = True, list(model.state_dict()), CompileCounterWithBackend("aot_eager")
-    torch.compiler.reset()
-    with ops.using(choice), pytest.MonkeyPatch.context() as patch:
-        wanted = gradients_of(model, mixed=True)
-        patch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-        compiled = model.compiled()
-        found = gradients_of(compiled, mixed=True)
-        compiled.eval()(torch.zeros(1, 3, dtype=torch.long), cache=compiled.empty_cache())
-    assert counter.frame_count == 2 and list(compiled.state_dict()) == names
-    torch.testing.assert_close(found, wanted)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from aura import ops
 from aura.errors import UserError
+from aura.models import blocks
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,14 @@ class Bert(nn.Module):
         self.norm = LayerNorm(config.n_embd, config.norm_eps)
         self.drop = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.run = blocks.as_it_is
 
     def forward(self, tokens, types, lengths):
         positions = self.positions.weight[:tokens.shape[1]]
         x = self.drop(self.norm(self.tokens(tokens) + positions + self.types(types)))
         for layer in self.layers:
-            if self.grad_checkpointing and self.training:
-                x = checkpoint(layer, x, lengths, use_reentrant=False)
+            if self.training:
+                x = blocks.train(self.run, self.grad_checkpointing, layer, x, lengths)
             else:
                 x = layer(x, lengths)
         return x
@@ -181,8 +182,9 @@ class QuestionAnswering(nn.Module):
         return [self.bert.tokens.weight]
 
     def compiled(self):
-        """torch.compile of this model, for training: one graph for all lengths of a batch."""
-        return torch.compile(self, dynamic=True)
+        """This model with its blocks under torch.compile for training: one graph for all lengths of a batch."""
+        self.bert.run = blocks.compiled(dynamic=True)
+        return self
 
     def forward(self, tokens, types, lengths, positions=None):
         logits = self.head(self.bert(tokens, types, lengths)).float()

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from aura import ops
 from aura.errors import UserError
+from aura.models import blocks
 from aura.models.cache import KVCache
 
 
@@ -124,18 +124,12 @@ class Block(nn.Module):
         return next_norm.add(self.mlp(normed), x, dropout)
 
 
-def run_block(block, *inputs):
-    """What carries a block out where it is not compiled."""
-    return block(*inputs)
-
-
 class GPT(nn.Module):
     """GPT-2. Call with tokens [B, T] (integers, T <= seq_len); returns logits [B, T, vocab_size].
 
     With targets [B, T] too it returns their summed cross-entropy in nats instead; the logits never exist as a whole.
 
-    grad_checkpointing: while training, keep of each block its input alone and compute the rest again in backward (Chen
-    et al. 2016). Gradients do not change by a bit, dropout included: the random state of the forward is put back.
+    grad_checkpointing: while training, blocks are computed again in backward (blocks.train).
     """
 
     def __init__(self, config):
@@ -148,7 +142,7 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
-        self.run = run_block
+        self.run = blocks.as_it_is
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -168,14 +162,9 @@ class GPT(nn.Module):
         return list(self.h)
 
     def compiled(self):
-        """torch.compile of this model, for training; with grad_checkpointing this model with its blocks compiled.
-
-        As a whole, deep models take minutes to compile. Blocks share one graph, as the block is an argument of what is
-        compiled, but for the first under autocast, whose norm is float32; and a graph that ends where a checkpoint does
-        loses nothing by it."""
-        if not self.grad_checkpointing:
-            return torch.compile(self)
-        self.run = torch.compile(run_block)
+        """This model with its blocks under torch.compile for training: a graph for the first, whose norm is float32
+        under autocast, and one for all others."""
+        self.run = blocks.compiled()
         return self
 
     def empty_cache(self):
@@ -188,12 +177,11 @@ class GPT(nn.Module):
         x = self.drop(self.wte(tokens) + self.wpe(positions))
         normed = self.h[0].ln_1(x)
         next_norms = [*(block.ln_1 for block in self.h[1:]), self.ln_f]
-        run = self.run if self.training else run_block
         for layer, (block, next_norm) in enumerate(zip(self.h, next_norms, strict=True)):
-            if self.grad_checkpointing and self.training and cache is None:
-                normed, x = checkpoint(run, block, normed, x, next_norm, use_reentrant=False)
+            if self.training and cache is None:
+                normed, x = blocks.train(self.run, self.grad_checkpointing, block, normed, x, next_norm)
             else:
-                normed, x = run(block, normed, x, next_norm, cache, layer)
+                normed, x = block(normed, x, next_norm, cache, layer)
         if cache is not None:
             cache.advance(tokens.shape[1])
         if targets is None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from aura import ops
 from aura.errors import UserError
+from aura.models import blocks
 from aura.models.cache import KVCache
 
 MIN_BP_PASSES, MAX_BP_PASSES, BP_WARMUP = 2, 5, 0.2
@@ -163,13 +163,15 @@ class Stack(nn.Module):
         self.grad_checkpointing = False
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.exit_norm = RMSNorm(config.n_embd, like_branch=False)  # the state, to which others are added
+        self.run = blocks.as_it_is
 
     def forward(self, state, injected, rotation, cache=None, slot=0, cu_seqlens=None):
         normed, x = self.blocks[0].norm_1.add(state, injected)
         next_norms = [*(block.norm_1 for block in self.blocks[1:]), self.exit_norm]
+        again = self.grad_checkpointing and torch.is_grad_enabled()
         for block, next_norm in zip(self.blocks, next_norms, strict=True):
-            if self.grad_checkpointing and self.training and cache is None and torch.is_grad_enabled():
-                normed, x = checkpoint(block, normed, x, next_norm, rotation, None, 0, cu_seqlens, use_reentrant=False)
+            if self.training and cache is None:
+                normed, x = blocks.train(self.run, again, block, normed, x, next_norm, rotation, None, 0, cu_seqlens)
             else:
                 normed, x = block(normed, x, next_norm, rotation, cache, slot, cu_seqlens)
             slot += 1
@@ -199,7 +201,6 @@ class HRM(nn.Module):
         self.l = Stack(config)
         self.halt = nn.Linear(config.n_embd, 1) if config.segments > 1 else None
         self.register_buffer("start", torch.zeros(config.n_embd))
-        self.run = (self.l, self.h)  # what carries the stacks out
 
     @property
     def grad_checkpointing(self):
@@ -215,11 +216,11 @@ class HRM(nn.Module):
         return [*self.l.blocks, *self.h.blocks]
 
     def compiled(self):
-        """This model with each stack under torch.compile for training. The cycles around them stay in Python: the
-        passes with gradients change."""
-        # Both stacks, without gradients and with those of either input or none: more than the default of 8.
+        """This model with its blocks under torch.compile for training."""
+        # The first of a stack and the others, without gradients and with those of either input or none: more than the
+        # default of 8.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 16)
-        self.run = (torch.compile(self.l), torch.compile(self.h))
+        self.l.run = self.h.run = blocks.compiled()
         return self
 
     @torch.no_grad()
@@ -269,7 +270,6 @@ class HRM(nn.Module):
     def _segment(self, embedded, z_h, z_l, rotation, cache, segment, cu_seqlens):
         config, wanted = self.config, torch.is_grad_enabled()
         first = config.passes - self.bp_passes  # of those through which gradients flow
-        run_l, run_h = self.run if self.training else (self.l, self.h)
         for number in range(config.passes):
             slot = 0 if cache is None else (segment * config.passes + number) * config.n_layer
             with torch.set_grad_enabled(wanted and number >= first):
@@ -277,9 +277,9 @@ class HRM(nn.Module):
                     torch.clear_autocast_cache()  # holds weights cast without gradients (pytorch issue 158232)
                 if (number + 1) % (config.l_cycles + 1):
                     injected = z_h + embedded if config.reinject else z_h
-                    z_l = run_l(*_seen(z_l, injected), rotation, cache, slot, cu_seqlens)
+                    z_l = self.l(*_seen(z_l, injected), rotation, cache, slot, cu_seqlens)
                 else:
-                    z_h = run_h(*_seen(z_h, z_l), rotation, cache, slot, cu_seqlens)
+                    z_h = self.h(*_seen(z_h, z_l), rotation, cache, slot, cu_seqlens)
         return z_h, z_l
 
     def _rotation(self, start, length, device):
