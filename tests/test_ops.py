@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aura import extension, ops, selfcheck
 from aura.errors import UserError
@@ -155,6 +156,29 @@ def test_second_derivatives_are_refused_not_wrong(fused, name):
         torch.autograd.grad(sum(x.square().sum() for x in gradients), inputs)
 
 
+class Noted(TorchDispatchMode):
+    """What torch carries out, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_backward_makes_no_zeros_for_what_has_no_gradient(fused, name):
+    """As statistics of rows have none: on a GPU a kernel for each, as long as a short norm's."""
+    function, shapes = CASES[name]
+    with ops.using("fused"):
+        out = function(*(x.requires_grad_() for x in drawn(shapes)))
+        with Noted() as noted:
+            out.backward(torch.ones_like(out))
+    assert noted.names and not [name for name in noted.names if "zeros" in name]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_second_derivatives_by_a_constant_gradient_are_refused_too(fused, name):
     """torch's once_differentiable lets these pass for zeros."""
@@ -238,6 +262,7 @@ def python(code, tmp_path, **environment):
 NO_EXTENSION = """
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from aura import ops
 from aura.errors import UserError
 try:

@@ -64,6 +64,7 @@ def _setup(tensors):
 
     def setup(ctx, inputs, output):
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no tensor of zeros for lse
         ctx.causal, ctx.scale, ctx.dropout, *integers = inputs[tensors:]
         ctx.save_for_backward(*inputs[:tensors], *output, *integers)
 
@@ -73,6 +74,8 @@ def _setup(tensors):
 def _backward(op):
     @once_differentiable
     def backward(ctx, dout, _):
+        if dout is None:
+            return (None,) * len(ctx.needs_input_grad)
         *tensors, seed, lengths, cu_seqlens = ctx.saved_tensors
         gradients = op(dout, *tensors, ctx.causal, ctx.scale, ctx.dropout, seed, lengths, cu_seqlens)
         gradients = (gradients,) if isinstance(gradients, torch.Tensor) else gradients

@@ -112,12 +112,15 @@ def _layer_norm_setup(ctx, inputs, output):
     x, weight, bias, _ = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)  # no tensors of zeros for mean and rstd: of a short norm a good part of its time
     ctx.save_for_backward(x, weight, mean, rstd)
     ctx.has_bias = bias is not None
 
 
 @once_differentiable
 def _layer_norm_backward(ctx, dy, *_):
+    if dy is None:
+        return (None,) * 4
     dx, dweight, dbias = _ops.layer_norm_backward(dy, *ctx.saved_tensors, ctx.has_bias)
     return dx, dweight, dbias if ctx.has_bias else None, None
 
@@ -125,11 +128,14 @@ def _layer_norm_backward(ctx, dy, *_):
 def _rms_norm_setup(ctx, inputs, output):
     x, weight, _ = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, output[1])
 
 
 @once_differentiable
 def _rms_norm_backward(ctx, dy, *_):
+    if dy is None:
+        return (None,) * 3
     return *_ops.rms_norm_backward(dy, *ctx.saved_tensors), None
 
 
