@@ -109,47 +109,63 @@ __device__ __forceinline__ float finish_statistics(const NormForward& a, int64_t
   return rstd;
 }
 
-// With n = (x - mean) * rstd and g = dy * weight: adds g and g * n to sums, dy * n to dweight, dy to dbias.
+// With n = x * rstd + shift, which is (x - mean) * rstd, and g = dy * weight: adds g and g * n to sums, dy * n to dweight.
 template <typename R, typename Y, typename W, int kCount>
 __device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vector<Y, kCount>& dy,
-                                           const Vector<W, kCount>& weight, float mean, float rstd, float (&sums)[2],
-                                           float (&dweight)[kCount], float (&dbias)[kCount]) {
+                                           const Vector<W, kCount>& weight, float rstd, float shift, float (&sums)[2],
+                                           float (&dweight)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const float n = (x[i] - mean) * rstd, d = dy[i], g = d * weight[i];
+    const float n = x[i] * rstd + shift, d = dy[i], g = d * weight[i];
     sums[0] += g;
     sums[1] += g * n;
     dweight[i] += d * n;
-    dbias[i] += d;
   }
 }
 
-// The gradient of what was normalised, rstd * (g - mean(g) - n * mean(g * n)) plus what comes past the norm, and of x.
+template <typename Y, int kCount>
+__device__ __forceinline__ void accumulate(const Vector<Y, kCount>& dy, float (&dbias)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) dbias[i] += dy[i];
+}
+
+// The gradient of what was normalised, rstd * (g - mean(g) - n * mean(g * n)), as rstd * g + of_x * x + rest.
+struct RowGradient {
+  float rstd, of_x, rest;
+
+  // part: 1 / columns.
+  __device__ __forceinline__ RowGradient(bool layer, float part, float rstd_, float shift, const float (&sums)[2])
+      : rstd(rstd_) {
+    const float mean_gn = sums[1] * part;
+    of_x = -rstd * rstd * mean_gn;
+    rest = -rstd * ((layer ? sums[0] * part : 0.0f) + shift * mean_gn);
+  }
+};
+
+// Stores it, with what comes past the norm added, and the gradient of x, at those places of the two tensors.
 template <typename T, int kCount>
-__device__ __forceinline__ void gradient(const NormBackward& a, float scale, int64_t row, int64_t at, int64_t column,
-                                         const Vector<typename T::R, kCount>& x,
+__device__ __forceinline__ void gradient(const NormBackward& a, const RowGradient& of_row, float scale, int64_t row,
+                                         int64_t column, const Vector<typename T::R, kCount>& x,
                                          const Vector<typename T::Y, kCount>& dy,
-                                         const Vector<typename T::R, kCount>& past, float mean, float rstd,
-                                         const float (&means)[2]) {
+                                         const Vector<typename T::W, kCount>& weight,
+                                         const Vector<typename T::R, kCount>& past, void* dresidual, void* dx,
+                                         int64_t at) {
   using X = typename T::X;
   using R = typename T::R;
-  const Vector<typename T::W, kCount> weight = load<typename T::W, kCount>(a.weight, column, InOrder{});
   float d[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    d[i] = (dy[i] * weight[i] - means[0] - (x[i] - mean) * rstd * means[1]) * rstd;
-  }
+  for (int i = 0; i < kCount; ++i) d[i] = dy[i] * weight[i] * of_row.rstd + (x[i] * of_row.of_x + of_row.rest);
   if (a.d_new_residual) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) d[i] += past[i];
   }
   const Vector<R, kCount> rounded = to_vector<R>(d);
-  store(a.dresidual, at, rounded);
+  store(dresidual, at, rounded);
   if (!a.dx) return;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] = rounded[i];
   drop(a.dropout, scale, row, static_cast<uint32_t>(column), d);
-  store(a.dx, at, to_vector<X>(d));
+  store(dx, at, to_vector<X>(d));
 }
 
 // Where a thread's vectors lie in its row: those of a warp side by side, so that the distances between the vectors of
@@ -268,15 +284,13 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
   }
 }
 
-// Begin to bring to the L2 cache what this thread's part of a row will read of a tensor, by a lane for each 128 bytes.
-template <typename Element, int kCount, int kVectors>
-__device__ __forceinline__ void prefetch_row(const void* tensor, int64_t start, int first, int columns) {
-  if (threadIdx.x % (128 / (kCount * kBytes<Element>)) != 0) return;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if (first + v * kStep<kCount> >= columns) continue;
-    prefetch(static_cast<const unsigned char*>(tensor) + (start + v * kStep<kCount>) * kBytes<Element>);
-  }
+// Begin to bring a row of a tensor to the L2 cache, a line by each thread: none has more of a row than 128 bytes. Those
+// that have less bring the last once more, which costs less than a condition.
+template <typename Element>
+__device__ __forceinline__ void prefetch_row(const void* tensor, int64_t row, int columns) {
+  constexpr int kLine = 128;
+  const int bytes = columns * kBytes<Element>, at = min(static_cast<int>(threadIdx.x) * kLine, bytes - 1);
+  prefetch(static_cast<const unsigned char*>(tensor) + (row * bytes + at));
 }
 
 // A multiprocessor has one block, which takes every so many rows, as many at a time as it has threads for: each block
@@ -286,7 +300,8 @@ __device__ __forceinline__ void prefetch_row(const void* tensor, int64_t start, 
 // by itself. While a row is computed, the next one comes to the L2 cache.
 template <typename T, int kCount, int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward_rows(const NormBackward a, int64_t rows, float scale, float* partials) {
+    backward_rows(const NormBackward a, int64_t rows, float scale, float part, float* partials) {
+  using X = typename T::X;
   using R = typename T::R;
   using W = typename T::W;
   using Y = typename T::Y;
@@ -301,49 +316,57 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) slots.set(v, dweight[v]);
 
+  const void* const weights = place<W>(a.weight, first);
   const int64_t apart = int64_t{gridDim.x} * blockDim.y;
   for (int64_t row = block * blockDim.y + threadIdx.y; row < rows; row += apart) {
     const int64_t start = row * columns + first;
+    const void *const x_row = place<R>(a.x, start), *const dy_row = place<Y>(a.dy, start);
     Vector<R, kCount> x[kVectors], past[kEarly ? kVectors : 1];
     Vector<Y, kCount> dy[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int column = first + v * kStep<kCount>;
-      if (column >= columns) continue;
-      x[v] = load<R, kCount>(a.x, start + v * kStep<kCount>);
-      dy[v] = load<Y, kCount>(a.dy, start + v * kStep<kCount>);
-      if (kEarly && a.d_new_residual) past[v] = load<R, kCount>(a.d_new_residual, start + v * kStep<kCount>);
+      if (first + v * kStep<kCount> >= columns) continue;
+      x[v] = load<R, kCount>(x_row, v * kStep<kCount>);
+      dy[v] = load<Y, kCount>(dy_row, v * kStep<kCount>);
     }
-    const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
+    const void* const past_row = place<R>(a.d_new_residual, start);
+    if (kEarly && a.d_new_residual) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (first + v * kStep<kCount> < columns) past[v] = load<R, kCount>(past_row, v * kStep<kCount>);
+      }
+    }
     const float rstd = static_cast<const float*>(a.rstd)[row];
-    if (kCount > 1 && row + apart < rows) {  // element by element there are no registers for it
-      const int64_t next = start + apart * columns;
-      prefetch_row<R, kCount, kVectors>(a.x, next, first, columns);
-      prefetch_row<Y, kCount, kVectors>(a.dy, next, first, columns);
-      if (a.d_new_residual) prefetch_row<R, kCount, kVectors>(a.d_new_residual, next, first, columns);
-    }
+    const float shift = a.mean ? -static_cast<const float*>(a.mean)[row] * rstd : 0.0f;
+    const int64_t next = min(row + apart, rows - 1);
+    prefetch_row<R>(a.x, next, columns);
+    prefetch_row<Y>(a.dy, next, columns);
+    if (a.d_new_residual) prefetch_row<R>(a.d_new_residual, next, columns);
     float sums[2] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kStep<kCount>;
       if (column >= columns) continue;
-      float dbias[kCount] = {};
-      if (a.mean) slots.get(v, dbias);
-      const Vector<W, kCount> weight = load<W, kCount>(a.weight, int64_t{first} + v * kStep<kCount>, InOrder{});
-      accumulate(x[v], dy[v], weight, mean, rstd, sums, dweight[v], dbias);
-      if (a.mean) slots.set(v, dbias);
+      const Vector<W, kCount> weight = load<W, kCount>(weights, v * kStep<kCount>, InOrder{});
+      accumulate(x[v], dy[v], weight, rstd, shift, sums, dweight[v]);
+      if (!a.mean) continue;
+      float dbias[kCount];
+      slots.get(v, dbias);
+      accumulate(dy[v], dbias);
+      slots.set(v, dbias);
     }
     across.sum(sums);
-    const float means[2] = {a.mean ? sums[0] / static_cast<float>(columns) : 0.0f,
-                            sums[1] / static_cast<float>(columns)};
+    const RowGradient of_row(a.mean, part, rstd, shift, sums);
+    void* const dresidual_row = const_cast<void*>(place<R>(a.dresidual, start));
+    void* const dx_row = const_cast<void*>(place<X>(a.dx, start));
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * kStep<kCount>;
       if (column >= columns) continue;
-      const int64_t at = start + v * kStep<kCount>;
-      if (!kEarly && a.d_new_residual) past[0] = load<R, kCount>(a.d_new_residual, at);
-      gradient<T>(a, scale, row, at, int64_t{first} + v * kStep<kCount>, x[v], dy[v], past[kEarly ? v : 0], mean, rstd,
-                  means);
+      if (!kEarly && a.d_new_residual) past[0] = load<R, kCount>(past_row, v * kStep<kCount>);
+      const Vector<W, kCount> weight = load<W, kCount>(weights, v * kStep<kCount>, InOrder{});
+      gradient<T>(a, of_row, scale, row, column, x[v], dy[v], weight, past[kEarly ? v : 0], dresidual_row, dx_row,
+                  v * kStep<kCount>);
     }
   }
 
@@ -400,7 +423,7 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
 
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, int64_t rows, float scale,
-                                                          float* partials) {
+                                                          float part, float* partials) {
   using R = typename T::R;
   using W = typename T::W;
   using Y = typename T::Y;
@@ -411,8 +434,8 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
   float* partial = partials + block * (a.mean ? 2 : 1) * a.columns;
   for (int64_t row = block; row < rows; row += gridDim.x) {
     const int64_t start = row * a.columns;
-    const float mean = a.mean ? static_cast<const float*>(a.mean)[row] : 0.0f;
     const float rstd = static_cast<const float*>(a.rstd)[row];
+    const float shift = a.mean ? -static_cast<const float*>(a.mean)[row] * rstd : 0.0f;
     float sums[2] = {};
     for (int64_t column = first; column < a.columns; column += step) {
       float dweight[kCount] = {}, dbias[kCount] = {};
@@ -426,19 +449,21 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
           for (int i = 0; i < kCount; ++i) dbias[i] = bias_so_far[i];
         }
       }
-      accumulate(load<R, kCount>(a.x, start + column), load<Y, kCount>(a.dy, start + column),
-                 load<W, kCount>(a.weight, column, InOrder{}), mean, rstd, sums, dweight, dbias);
+      const Vector<Y, kCount> dy = load<Y, kCount>(a.dy, start + column);
+      accumulate(load<R, kCount>(a.x, start + column), dy, load<W, kCount>(a.weight, column, InOrder{}), rstd, shift,
+                 sums, dweight);
+      accumulate(dy, dbias);
       store(partial, column, to_vector<float>(dweight));
       if (a.mean) store(partial, a.columns + column, to_vector<float>(dbias));
     }
     across.sum(sums);
-    const float means[2] = {a.mean ? sums[0] / static_cast<float>(a.columns) : 0.0f,
-                            sums[1] / static_cast<float>(a.columns)};
+    const RowGradient of_row(a.mean, part, rstd, shift, sums);
     for (int64_t column = first; column < a.columns; column += step) {
       Vector<R, kCount> past;
       if (a.d_new_residual) past = load<R, kCount>(a.d_new_residual, start + column);
-      gradient<T>(a, scale, row, start + column, column, load<R, kCount>(a.x, start + column),
-                  load<Y, kCount>(a.dy, start + column), past, mean, rstd, means);
+      gradient<T>(a, of_row, scale, row, column, load<R, kCount>(a.x, start + column),
+                  load<Y, kCount>(a.dy, start + column), load<W, kCount>(a.weight, column, InOrder{}), past,
+                  a.dresidual, a.dx, start + column);
     }
   }
 }
@@ -568,7 +593,7 @@ const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, flo
   const dim3 block = backward_block(a.columns, elements);
   const int of_row = RowReduce<>::kSize + static_cast<int>(block.x * sizeof(float)) * elements;
   return launch_early(kernel, grid_of(blocks), block, static_cast<int>(block.y) * of_row, stream, a, rows,
-                      static_cast<float>(a.dropout.scale()), sums);
+                      static_cast<float>(a.dropout.scale()), 1.0f / static_cast<float>(a.columns), sums);
 }
 
 template <typename W>

@@ -72,6 +72,12 @@ __device__ __forceinline__ Word load_word(InOrder, const void* from) {
   return *static_cast<const Word*>(from);
 }
 
+// Where an element of a tensor is.
+template <typename T>
+__device__ __forceinline__ const void* place(const void* tensor, int64_t index) {
+  return reckoned(static_cast<const unsigned char*>(tensor) + index * kBytes<T>);
+}
+
 // The elements index .. index + kCount of a tensor, at an address aligned to their size or to 16 bytes.
 template <typename T, int kCount, typename Path = AnyTime>
 __device__ __forceinline__ Vector<T, kCount> load(const void* tensor, int64_t index, Path path = {}) {
