@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from aura import backend, console, sharding
+from aura import backend, console, products, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
@@ -241,6 +241,7 @@ def plain(model):
     return getattr(model, "_orig_mod", model)
 
 
+@products.step()
 def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
     """Backward of a micro-batch for each seed; gradients are exchanged with the last. Returns (sum of losses,
     tokens)."""

@@ -18,13 +18,12 @@ import torch
 
 from aura import backend, ops, optim, report
 from aura.models import gpt
+from aura.products import WEIGHT_ROWS
 
 # Of the peak, assumed: a little below the 0.44 to 0.52 of tuned runs on A100s, what is computed twice counted there too
 # (Narayanan et al. 2021, table 1).
 UTILISATION = 0.4
-# Of aura/fused/loss.py, which can only be imported where the kernels are built: bytes of logits and rows of the head's
-# gradient in 16 bits that exist at one time.
-CHUNK_BYTES, WEIGHT_ROWS = 128 * 2**20, 2048
+CHUNK_BYTES = 128 * 2**20  # of aura/fused/loss.py, which can only be imported where the kernels are built
 SHORTEST = 128  # tokens of context below which alternatives() does not go
 LARGEST_BATCH = 65_536  # above which it does not look either
 # Stated, not derived: CUDA's context with the libraries' kernels and cuBLAS's workspace, on a CPU the interpreter with
@@ -181,6 +180,10 @@ class _Sizes:
             self.kept, self.again = block, 0
             self.inside = self.stream + self.branch + self.widened
         self.block_copies = 24 * self.square if self.mixed else 0
+        # On a GPU products are added to float32 gradients as they are made, and copies live as long as the step
+        # (products.py).
+        self.direct = self.mixed and job.device_type == "cuda"
+        self.copies = self.layers * self.block_copies if self.direct else 0
         self.stored = self.first + self.layers * self.kept
 
     def _block(self, job, norm):
@@ -200,9 +203,11 @@ def _block_backward(job, sizes, blocks, before, made):
     branch, stream, square, mixed = sizes.branch, sizes.stream, sizes.square, sizes.mixed
     # The gradient of a matrix of the MLP, 4 C C values: made in w, then beside its float32.
     product, widest = sizes.low * 4 * square, (24 if mixed else 16) * square
+    if sizes.direct:
+        product, widest = 0, 0 if before else 16 * square
     apart = branch if mixed or job.config.dropout else 0  # else branch and residual have one gradient
     new = 0 if before else 16 * square  # the second projection's gradient, from where it exists
-    used = 8 * square if mixed else 0  # a 16-bit copy, free once its product is done
+    used = 8 * square if mixed and not sizes.direct else 0  # a 16-bit copy, free once its product is done
     wide = 4 * sizes.wide  # of the MLP's own width, 4 C
     moments = [(4 * branch + apart + wide * sizes.rows * sizes.width, 0, 0),  # of the second projection's input
                (4 * branch + apart, product + wide * square, 0),  # of its weight
@@ -217,7 +222,7 @@ def _block_backward(job, sizes, blocks, before, made):
     copied = branch if job.grad_checkpointing and mixed and blocks == 1 else 0  # of the first block's float32 norm
     return {"activations": sizes.first + blocks * sizes.kept + sizes.again + copied + activations,
             "gradients": (before or made) + sizes.head + gradients,
-            "copies": sizes.block_copies * (1 if job.grad_checkpointing else blocks) - freed}
+            "copies": sizes.copies or sizes.block_copies * (1 if job.grad_checkpointing else blocks) - freed}
 
 
 def phases(job):
@@ -228,7 +233,7 @@ def phases(job):
     activations shrink as they grow; later ones find them all. The head is tied: its gradient waits for the embedding's,
     and at the end of backward both exist, with their sum where the head's is a transposed view (torch's, float32).
     autocast keeps a 16-bit copy of each matrix until forward ends, and the graph those of the blocks whose backward is
-    to come; a checkpointed block makes its own again.
+    to come; a checkpointed block makes its own again. On a GPU they are kept for the whole step.
 
     CUDA: the same by reasoning; tests/gpu/test_plan.py compares it with what a card holds. torch's fused attention
     keeps q, k, v, the output and its log-sum-exp as well, layer_norm its float32 input and statistics.
@@ -236,7 +241,7 @@ def phases(job):
     sizes = _Sizes(job)
     stream, branch, mixed, head = sizes.stream, sizes.branch, sizes.mixed, sizes.head
     state, update = optimizer_bytes(job.optimizer, _shapes(job.config))
-    copies = sizes.layers * (sizes.block_copies + (18 * sizes.width if mixed else 0))
+    copies = sizes.copies or sizes.layers * (sizes.block_copies + (18 * sizes.width if mixed else 0))
     before = sizes.weights if job.grad_accum > 1 else 0
     made = 4 * (sizes.layers - 1) * (12 * sizes.square + 13 * sizes.width)
     loss, loss_backward = _loss_bytes(job, sizes.rows, sizes.width, sizes.low)
@@ -246,10 +251,12 @@ def phases(job):
         "forward": {"activations": sizes.stored + sizes.inside, "gradients": before, "copies": copies},
         "loss": {"activations": sizes.stored + hidden, "gradients": before, "loss": loss, "copies": copies},
         "loss_backward": {"activations": sizes.stored + branch, "gradients": before, "loss": loss_backward,
-                          "copies": 0 if job.grad_checkpointing else sizes.layers * sizes.block_copies},
+                          "copies": sizes.copies or (0 if job.grad_checkpointing
+                                                     else sizes.layers * sizes.block_copies)},
         "last_block": _block_backward(job, sizes, sizes.layers, before, 0),
         "first_block": _block_backward(job, sizes, 1, before, made),
-        "embedding": {"activations": sizes.tokens, "gradients": (before or sizes.weights - head) + 2 * head + tied},
+        "embedding": {"activations": sizes.tokens, "gradients": (before or sizes.weights - head) + 2 * head + tied,
+                      "copies": sizes.copies},
         "step": {"gradients": sizes.weights, "optimizer": update},
     }
     for parts in found.values():

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as c10d
 
-from aura import backend, optim, sharding
+from aura import backend, optim, products, sharding
 from aura.errors import UserError, first_line
 from aura.files import write_json
 
@@ -105,6 +105,7 @@ def exchange_seconds(dist, parameters, grad_accum, dtype):
     return parameters * (4 + gathers * weights.element_size()), statistics.median(times[1:])
 
 
+@products.step()
 def _accumulate(model, loss_fn, loader, grad_accum, precision, exchange):
     for micro in range(grad_accum):
         with sharding.exchanging(model, exchange and micro == grad_accum - 1):

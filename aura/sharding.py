@@ -13,6 +13,7 @@ import warnings
 import torch
 import torch.distributed as c10d
 
+from aura import products
 from aura.errors import TrainingFault, UserError, agreed
 from aura.exchange import average_rows
 from aura.signals import Abandoned
@@ -192,7 +193,9 @@ def exchanging(model, wanted):
     up on each. model: sharded, under DistributedDataParallel or halving.Halved, or plain."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(wanted)
-    with model.no_sync() if hasattr(model, "no_sync") and not wanted else contextlib.nullcontext():
+    waits_for_gradients = hasattr(model, "no_sync")
+    with (model.no_sync() if waits_for_gradients and not wanted else contextlib.nullcontext(),
+          products.adding(not (waits_for_gradients and wanted))):
         yield
     if wanted:
         for parameter in getattr(model, "by_rows", ()):

@@ -10,10 +10,10 @@ Everybody works in one process, in turns, timed by the card's own events around 
 of the inputs that the card's cache does not hold together. Before a case is timed, everybody's results and gradients
 are compared with float64: a peer that is wrong, or that torch refuses, is left out with a line; where ours fails it is
 noted in the row's place, the rest is measured, and the exit code is 1. torch.compile takes part in norms of 1024 and
-4096 columns, in activations, rotary positions and the loss, and in all training steps but HRM's, where ours goes with
-our kernels under torch.compile, and as it is (`ours, eager`) beside the best rival. The ceilings are measured in the
-same run: a copy of 1 GiB, read and written, and torch.mm of 8192^3; and, told beside the first, a copy of 32 MiB, as
-much as a norm of 1024 columns reads. The FLOP of attention are 4 T S D a head forward and 10 back,
+4096 columns, in activations, rotary positions and the loss, and in all training steps but HRM's, where ours is the
+faster of our kernels under torch.compile and as they are, and the other stands beside the best rival. The ceilings are
+measured in the same run: a copy of 1 GiB, read and written, and torch.mm of 8192^3; and, told beside the first, a copy
+of 32 MiB, as much as a norm of 1024 columns reads. The FLOP of attention are 4 T S D a head forward and 10 back,
 half of it where it is causal, whoever computes more, and on Hopper our kernels with the instructions of all cards
 (mma.sync) take part beside those of its own (wgmma); the bytes of all the others are each input read and each output
 written once. The loss is that of logits that exist, timed together with its gradient, which ours writes in their place.

@@ -26,8 +26,8 @@ ACTIVATION_COLUMNS, LOSS_ROWS, VOCABULARIES = (3072, 8192), 8192, (32_000, 50_25
 ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D, or what of it is whole heads
 HEAD_WIDTHS = 64, 128
 EXACT_SCORES = 2**26  # of attention in float64 at one time: 512 MiB, so that a card of 4 GB has room
-EAGER = "ours, eager"  # a training step of ours without torch.compile
-FURTHER = speeds.OTHER_KERNELS, EAGER  # of ours: told beside the best rival, and never the best themselves
+EAGER, COMPILED = "ours, eager", "ours, torch.compile"  # a training step of ours in the slower of both ways
+FURTHER = speeds.OTHER_KERNELS, EAGER, COMPILED  # of ours: told beside the best rival, and never the best themselves
 FORWARD, BACKWARD, BOTH, STEP = "forward", "backward", "both", "step"
 
 

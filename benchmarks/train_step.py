@@ -31,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 import measure  # noqa: E402
 
 import train_gpt2_spanish  # noqa: E402
-from aura import ops, optim  # noqa: E402
+from aura import ops, optim, products  # noqa: E402
 from aura.models import gpt  # noqa: E402
 
 CONFIG = dataclasses.replace(gpt.PRESETS["gpt2"], vocab_size=50_257)
@@ -69,10 +69,11 @@ class Contestant:
         """The norm of the gradients. micro_batches: parts of the batch that go through the model one after another.
         run: what goes forward in the model's place, as torch.compile of it."""
         self.optimizer.zero_grad(set_to_none=True)
-        for part in batch.chunk(micro_batches):
-            with autocast(dtype, batch.device.type):
-                loss = self.loss(self.model if run is None else run, part) / micro_batches
-            loss.backward()
+        with products.step(), products.adding(True):
+            for part in batch.chunk(micro_batches):
+                with autocast(dtype, batch.device.type):
+                    loss = self.loss(self.model if run is None else run, part) / micro_batches
+                loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizer.step()
         return norm

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aura import loop, optim, report, sharding, signals, tokens
+from aura import loop, optim, products, report, sharding, signals, tokens
 from aura.checkpoint import Checkpointer
 from aura.distributed import Session
 from aura.ema import Average
@@ -87,6 +87,19 @@ class Run:
 def folder(tmp_path, name):
     (tmp_path / name).mkdir()
     return tmp_path / name
+
+
+@pytest.mark.parametrize("accum", [1, 3])
+def test_products_are_added_up_in_float32(tmp_path, shards, monkeypatch, accum):
+    """On devices that can: with the same losses but for rounding, and no copy of a weight beside the optimiser."""
+    steps = {"shards": shards, "accum": accum, "precision": "bf16", "dropout": 0.0, "max_steps": 4}
+    plainly = [float(loss) for loss in Run(folder(tmp_path, "a"), **steps).go().losses()]
+    monkeypatch.setattr(products, "DEVICES", ("cpu",))
+    run, make, copied, stepped = Run(folder(tmp_path, "b"), **steps), products._copy, [], []
+    monkeypatch.setattr(products, "_copy", lambda weight, dtype: copied.append(products._adds) or make(weight, dtype))
+    run.optimizer.register_step_pre_hook(lambda *_: stepped.append(products._copies))
+    assert [float(loss) for loss in run.go().losses()] == pytest.approx(plainly, rel=2e-3)
+    assert copied and all(copied) and stepped == [None] * 4
 
 
 def same_weights(a, b):

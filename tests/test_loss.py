@@ -9,7 +9,7 @@ from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from aura import extension
+from aura import extension, products
 from tests import support
 
 if not extension.has_ops(extension.load()):
@@ -58,7 +58,7 @@ def error(value, exact):
 
 def small_chunks(monkeypatch, rows, classes, size=4):
     monkeypatch.setattr(fused, "CHUNK_BYTES", rows * classes * size)
-    monkeypatch.setattr(fused, "WEIGHT_ROWS", 50)
+    monkeypatch.setattr(products, "WEIGHT_ROWS", 50)
 
 
 def check_rows(limits=NORM_ERROR, widths=WIDTHS, device="cpu"):

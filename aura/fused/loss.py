@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, library
 
 from aura.fused.fake import register_fake
+from aura.products import add_product
 
 CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
 DTYPES = {  # of hidden and weight
@@ -15,7 +16,6 @@ DTYPES = {  # of hidden and weight
     "cuda": {(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
              (torch.float16, torch.float16), (torch.float16, torch.float32)},
 }
-WEIGHT_ROWS = 2048  # of the weight's gradient in 16 bits at one time, before it is added up in float32: CPU
 # Logits have a multiple of so many columns: on a GPU, rows that do not begin on 16 bytes are multiplied by kernels of
 # older cards.
 COLUMNS = {"cpu": 1, "cuda": 8}
@@ -66,7 +66,7 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
         if hidden_gradient:
             torch.mm(logits, matrix, out=dhidden[first:first + chunk])
         if weight_gradient:
-            _add_product(sums, logits.t(), part, fresh=first == 0)
+            add_product(sums, logits.t(), part, fresh=first == 0)
     found = torch.cat(found)  # once for all chunks: on a GPU each of these steps is a kernel
     losses.copy_(found)
     if weight_gradient:
@@ -85,25 +85,6 @@ def _with_columns(weight, dtype):
     matrix[:len(weight)] = weight
     matrix[len(weight):] = 0
     return matrix
-
-
-def _add_product(sums, a, b, fresh):
-    """sums += a @ b, or = where it is fresh. A GPU adds products of 16 bits to the float32 of sums as they are. On the
-    CPU they come rounded, and are made in parts that stay in the cache."""
-    beta = 0 if fresh else 1
-    if sums.dtype == a.dtype:
-        sums.addmm_(a, b, beta=beta)
-        return
-    if a.is_cuda:
-        torch.addmm(sums, a, b, out_dtype=sums.dtype, beta=beta, out=sums)
-        return
-    part = a.new_empty(min(WEIGHT_ROWS, len(sums)), sums.shape[1])
-    for to, rows in zip(sums.split(WEIGHT_ROWS), a.split(WEIGHT_ROWS), strict=True):
-        product = torch.mm(rows, b, out=part[:len(rows)])
-        if fresh:
-            to.copy_(product)
-        else:
-            to += product
 
 
 def _check(hidden, weight, targets):

@@ -10,6 +10,7 @@ from torch import nn
 from aura import ops
 from aura.errors import UserError
 from aura.models import blocks
+from aura.products import Linear
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.attention_dropout
-        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.output = nn.Linear(config.n_embd, config.n_embd)
+        self.qkv = Linear(config.n_embd, 3 * config.n_embd)
+        self.output = Linear(config.n_embd, config.n_embd)
 
     def forward(self, x, lengths):
         batch, length, width = x.shape
@@ -93,8 +94,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.inner = nn.Linear(config.n_embd, config.n_ff)
-        self.output = nn.Linear(config.n_ff, config.n_embd)
+        self.inner = Linear(config.n_embd, config.n_ff)
+        self.output = Linear(config.n_ff, config.n_embd)
 
     def forward(self, x):
         return self.output(ops.gelu(self.inner(x)))

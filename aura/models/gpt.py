@@ -11,6 +11,7 @@ from aura import ops
 from aura.errors import UserError
 from aura.models import blocks
 from aura.models.cache import KVCache
+from aura.products import Linear
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Linear(config.n_embd, config.n_embd)
 
     def forward(self, x, cache, layer):
         batch, length, width = x.shape
@@ -96,8 +97,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
     def forward(self, x):
         return self.c_proj(ops.gelu_tanh(self.c_fc(x)))

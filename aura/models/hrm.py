@@ -22,6 +22,7 @@ from aura import ops
 from aura.errors import UserError
 from aura.models import blocks
 from aura.models.cache import KVCache
+from aura.products import Linear
 
 MIN_BP_PASSES, MAX_BP_PASSES, BP_WARMUP = 2, 5, 0.2
 EXIT_PROBABILITY = 0.5  # generation stops thinking about a token once it has probably halted
@@ -113,8 +114,8 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head
-        self.gqkv = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.gqkv = Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.out = Linear(config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x, rotation, cache, slot, cu_seqlens):
         batch, length, width = x.shape
@@ -133,8 +134,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.gate_up = nn.Linear(config.n_embd, 2 * config.n_ff, bias=False)
-        self.down = nn.Linear(config.n_ff, config.n_embd, bias=False)
+        self.gate_up = Linear(config.n_embd, 2 * config.n_ff, bias=False)
+        self.down = Linear(config.n_ff, config.n_embd, bias=False)
 
     def forward(self, x):
         return self.down(ops.swiglu(self.gate_up(x)))

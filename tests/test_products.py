@@ -1,0 +1,140 @@
+"""Linear layers whose weight's gradient is added up in float32 by the product itself."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aura import products
+from aura.models import gpt, hrm
+
+BATCHES = 3
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(products, "DEVICES", ("cpu",))
+    monkeypatch.setattr(products, "WEIGHT_ROWS", 7)
+
+
+def layer(bias=True, device="cpu"):
+    torch.manual_seed(1)
+    return products.Linear(24, 33, bias=bias).to(device)
+
+
+def inputs(device="cpu"):
+    torch.manual_seed(2)
+    return [(torch.randn(2, 19, 24).to(device), torch.randn(2, 19, 33).to(device)) for _ in range(BATCHES)]
+
+
+def trained(module, step=products.step, adding=True, dtype=torch.bfloat16):
+    """Outputs and gradients of the inputs, with those of module's parameters there."""
+    found, device = [], module.weight.device.type
+    with step(), products.adding(adding):
+        for x, dy in inputs(device):
+            x.requires_grad_()
+            with torch.autocast(device, dtype):
+                y = module(x)
+            y.backward(dy.to(dtype))
+            found.append((y.detach(), x.grad))
+    return found
+
+
+def error(gradient, exact):
+    return float((gradient - exact).norm() / exact.norm())
+
+
+def check_sums(adding, bias, limit, device="cpu", dtype=torch.bfloat16):
+    """Those of torch, but nearer to the exact sums: within `limit`."""
+    ours, theirs = layer(bias, device), layer(bias, device)
+    found = trained(ours, adding=adding, dtype=dtype)
+    wanted = trained(theirs, contextlib.nullcontext, dtype=dtype)
+    for pair in zip(found, wanted, strict=True):
+        for a, b in zip(*pair, strict=True):
+            torch.testing.assert_close(a, b)
+    low = [[values.to(dtype).double().flatten(0, 1) for values in pair] for pair in inputs(device)]
+    exact = sum(dy.T @ x for x, dy in low)
+    assert error(ours.weight.grad, exact) <= min(limit, 1.01 * error(theirs.weight.grad, exact))
+    if bias:
+        exact = sum(dy.sum(0) for _, dy in low)
+        assert error(ours.bias.grad, exact) < 1e-6 < error(theirs.bias.grad, exact)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("adding", [True, False])
+def test_sums_are_those_of_torch_but_not_rounded(adding, bias):
+    check_sums(adding, bias, limit=5e-3)  # on a CPU each product is rounded
+
+
+@pytest.mark.parametrize("adding", [True, False])
+def test_autograd_sees_the_gradient_where_it_is_not_added(adding):
+    seen, module = [], layer()
+    module.weight.register_hook(seen.append)
+    trained(module, adding=adding)
+    assert [gradient.dtype for gradient in seen if gradient is not None] == [torch.float32] * BATCHES * (not adding)
+
+
+def test_a_weight_is_cast_once_a_step(monkeypatch):
+    module, casts = layer(), []
+    make = products._copy
+    monkeypatch.setattr(products, "_copy", lambda weight, dtype: casts.append(len(products._copies)) or make(weight,
+                                                                                                          dtype))
+    trained(module)
+    assert casts[0] == 0 and set(casts[1:]) == {1} and products._copies is None
+    with torch.no_grad():
+        module.weight.zero_()
+    assert not any(y.sub(module.bias).abs().max() > 0.01 for y, _ in trained(module))
+
+
+def test_a_step_that_fails_leaves_no_copies():
+    with pytest.raises(RuntimeError), products.step(), products.adding(True):
+        raise RuntimeError
+    assert products._copies is None and not products._adds
+
+
+@pytest.mark.parametrize("context", [
+    contextlib.nullcontext,  # no autocast
+    lambda: torch.autocast("cpu", torch.bfloat16, enabled=False)])
+def test_elsewhere_it_is_torchs(context):
+    module, x = layer(), torch.randn(5, 24)
+    with products.step(), context():
+        assert torch.equal(module(x), F.linear(x, module.weight, module.bias))
+        assert not products._copies
+    assert products.Linear(3, 4).state_dict().keys() == torch.nn.Linear(3, 4).state_dict().keys()
+
+
+def test_frozen_weights_and_inference():
+    module, x = layer(), torch.randn(2, 5, 24)
+    with products.step(), products.adding(True), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            y = module(x)
+        module.requires_grad_(False)
+        again = module(x.requires_grad_())
+        again.sum().backward()
+    assert torch.equal(y, again) and not y.requires_grad and x.grad is not None and module.weight.grad is None
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("model", [
+    gpt.GPT(gpt.GPTConfig(vocab_size=101, seq_len=24, n_layer=3, n_head=2, n_embd=32, dropout=0.1)),
+    hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48))])
+def test_models_have_the_gradients_of_torch(model, again):
+    """Blocks computed again, and of an HRM weights that several passes share, some of them without gradients."""
+    model.init_weights(1).train()
+    model.grad_checkpointing = again
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(101, (3, 18), generator=generator) for _ in range(BATCHES)]
+
+    def gradients(step):
+        model.zero_grad()
+        torch.manual_seed(0)
+        with step(), products.adding(True):
+            for tokens in batches:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(tokens[:, :-1], tokens[:, 1:])
+                loss.backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    found, wanted = gradients(products.step), gradients(contextlib.nullcontext)
+    assert max(error(found[name], wanted[name]) for name in found) < 1e-2
