@@ -15,7 +15,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 WEIGHT_ROWS = 2048  # of a product that a CPU makes at one time before it is added
-DEVICES = ("cuda",)  # where a product can be added to float32 as it is made
+# Where a product can be added to float32 as it is made.
+DEVICES = ("cuda",) if torch.version.cuda else ()
 
 _copies = None  # of weights, by id and dtype, while a step() lasts
 _adds = False

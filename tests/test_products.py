@@ -8,8 +8,47 @@ import torch.nn.functional as F
 
 from aura import products
 from aura.models import gpt, hrm
+from tests.support import run_ranks
 
 BATCHES = 3
+
+RANKS = """
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from aura import cli, distributed, products, sharding
+
+products.DEVICES = ("cpu",)
+products.WEIGHT_ROWS = 7
+
+
+def main():
+    args = SimpleNamespace(backend="gloo", dist_timeout=60.0)
+    with distributed.session(args) as dist:
+        torch.manual_seed(1)
+        module = nn.Sequential(products.Linear(24, 33), nn.GELU(), products.Linear(33, 5))
+        batches = torch.randn(dist.world_size, 3, 19, 24)
+        model = dist.wrap(module)
+        with products.step():
+            for number, batch in enumerate(batches[dist.rank]):
+                with sharding.exchanging(model, number == 2):
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = model(batch).float().square().mean()
+                    loss.backward()
+        torch.save([parameter.grad for parameter in module.parameters()], f"{dist.rank}.pt")
+        del model
+        module.zero_grad()
+        for batch in batches.flatten(0, 1):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = module(batch).float().square().mean() / dist.world_size
+            loss.backward()
+        torch.save([parameter.grad for parameter in module.parameters()], "whole.pt")
+
+
+cli.run(main)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +177,13 @@ def test_models_have_the_gradients_of_torch(model, again):
 
     found, wanted = gradients(products.step), gradients(contextlib.nullcontext)
     assert max(error(found[name], wanted[name]) for name in found) < 1e-2
+
+
+def test_the_last_micro_batch_is_exchanged(tmp_path):
+    """DistributedDataParallel waits for gradients that autograd sees; those of earlier micro-batches are there too."""
+    (tmp_path / "program.py").write_text(RANKS)
+    outputs = run_ranks([tmp_path / "program.py"], [tmp_path] * 2)
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    first, second, whole = (torch.load(tmp_path / name, weights_only=True) for name in ("0.pt", "1.pt", "whole.pt"))
+    assert all(map(torch.equal, first, second))
+    assert max(error(*pair) for pair in zip(first, whole, strict=True)) < 1e-2
