@@ -292,7 +292,7 @@ class Session:
             return module
         devices = [self.device.index] if self.device.type == "cuda" else None
         by_rows = self.by_rows(module)
-        apart = set(map(id, by_rows))  # torch.compile's module calls them by other names
+        apart = set(map(id, by_rows))
         _Parallel._set_params_and_buffers_to_ignore_for_model(
             module, [name for name, parameter in module.named_parameters() if id(parameter) in apart])
         for parameter in by_rows:

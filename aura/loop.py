@@ -236,9 +236,8 @@ def _evaluate_owed(progress, evaluate, request, reporter, dist):
 
 
 def plain(model):
-    """The module itself, without DistributedDataParallel's or torch.compile's wrapper."""
-    model = getattr(model, "module", model)
-    return getattr(model, "_orig_mod", model)
+    """The module itself, without DistributedDataParallel's wrapper."""
+    return getattr(model, "module", model)
 
 
 @products.step()
