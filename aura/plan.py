@@ -210,7 +210,7 @@ def _block_backward(job, sizes, blocks, before, made):
     used = 8 * square if mixed and not sizes.direct else 0  # a 16-bit copy, free once its product is done
     wide = 4 * sizes.wide  # of the MLP's own width, 4 C
     moments = [(4 * branch + apart + wide * sizes.rows * sizes.width, 0, 0),  # of the second projection's input
-               (4 * branch + apart, product + wide * square, 0),  # of its weight
+               (4 * branch + apart, new if sizes.direct else product + wide * square, 0),  # of its weight
                (0, widest, used),  # widened; the GELU's output is gone
                (4 * branch, new, used),  # of the GELU
                (-3 * branch, new + product + wide * square, used),  # of the first projection's weight

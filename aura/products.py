@@ -8,6 +8,7 @@ fusion does; Narayanan et al. 2021), without the rounding.
 """
 
 import contextlib
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -77,9 +78,21 @@ class Linear(nn.Linear):
         return _product(x, self.weight, self.bias)
 
     def _taken(self, device_type):
-        # Cut by fully_shard, the weight is no plain parameter, or already one of 16 bits.
+        # Gathered by fully_shard, the weight has 16 bits already.
         return (_copies is not None and device_type in DEVICES and torch.is_autocast_enabled(device_type) and
-                type(self.weight) is nn.Parameter and self.weight.dtype == torch.float32)
+                self.weight.dtype == torch.float32 and not hasattr(self.weight, "full_tensor") and
+                _can_add(device_type, torch.get_autocast_dtype(device_type)))
+
+
+@functools.cache
+def _can_add(device_type, dtype):
+    """Whether torch adds products of dtype to float32 there: builds of 2.10 from before its release refuse it."""
+    values = torch.zeros(8, 8, device=device_type, dtype=dtype)
+    try:
+        add_product(torch.zeros(8, 8, device=device_type), values, values, fresh=False)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _copy(weight, dtype):

@@ -9,6 +9,7 @@ fragmentation take is not in it. Tokens/s follow from FLOPs per token, a card's 
 """
 
 import argparse
+import contextlib
 import sys
 import weakref
 from pathlib import Path
@@ -23,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import ops, optim, report  # noqa: E402
+from aura import ops, optim, products, report  # noqa: E402
 from aura.models import hrm  # noqa: E402
 
 CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H200")
@@ -33,8 +34,12 @@ ASSUMED_USE = 0.4
 loss_rows = ops.loss_rows
 
 
-def as_on_a_gpu(vocabulary, _):
-    return loss_rows(vocabulary, "cuda")
+@contextlib.contextmanager
+def as_on_a_gpu():
+    """A block in which the CPU carries out the steps of a GPU."""
+    with (mock.patch.object(ops, "loss_rows", lambda vocabulary, _: loss_rows(vocabulary, "cuda")),
+          mock.patch.object(products, "DEVICES", ("cpu",))):
+        yield
 
 
 class Live(TorchDispatchMode):
@@ -66,15 +71,16 @@ class Live(TorchDispatchMode):
 def step_bytes(config, batch_size, grad_checkpointing, precision="bf16"):
     """Bytes at the worst moment of a step, without EMA: those of the second step, whose optimiser has its state."""
     live = Live()
-    with FakeTensorMode(), live, ops.using("sdpa"), mock.patch.object(ops, "loss_rows", as_on_a_gpu):
+    with FakeTensorMode(), live, ops.using("sdpa"), as_on_a_gpu():
         model = hrm.HRM(config)
         model.grad_checkpointing = grad_checkpointing
         optimizer = optim.adamw(model, 1e-3, 0.1)
         batch = torch.zeros(batch_size, config.seq_len + 1, dtype=torch.int64)
         for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                loss = model(batch[:, :-1], batch[:, 1:])
-            loss.backward()
+            with products.step(), products.adding(True):
+                with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                    loss = model(batch[:, :-1], batch[:, 1:])
+                loss.backward()
             torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -262,7 +262,6 @@ def python(code, tmp_path, **environment):
 NO_EXTENSION = """
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from aura import ops
 from aura.errors import UserError
 try:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from aura import backend, cgroup, checkpoint, ema, loop, ops, optim, plan, report
+from aura import backend, cgroup, checkpoint, ema, loop, ops, optim, plan, products, report
 from aura.models import gpt
 from tests.support import most_allocated
 
@@ -50,11 +50,12 @@ def training(job, device=CPU):
     shape = (job.batch_size, job.config.seq_len + 1)
 
     def step():
-        for _ in range(job.grad_accum):
-            batch = torch.randint(job.config.vocab_size, shape, device=device)
-            with precision.autocast():
-                loss = model(batch[:, :-1], batch[:, 1:])
-            (loss / batch.numel()).backward()
+        with products.step(), products.adding(True):
+            for _ in range(job.grad_accum):
+                batch = torch.randint(job.config.vocab_size, shape, device=device)
+                with precision.autocast():
+                    loss = model(batch[:, :-1], batch[:, 1:])
+                (loss / batch.numel()).backward()
         gradients = [p.grad for p in model.parameters()]
         torch._foreach_mul_(gradients, 1 / torch.nn.utils.get_total_norm(gradients).item())
         optimizer.step()

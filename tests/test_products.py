@@ -143,6 +143,21 @@ def test_elsewhere_it_is_torchs(context):
     assert products.Linear(3, 4).state_dict().keys() == torch.nn.Linear(3, 4).state_dict().keys()
 
 
+def test_a_torch_that_refuses_such_products_does_it_its_own_way(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("self and mat2 must have the same dtype, but got Float and BFloat16")
+
+    monkeypatch.setattr(products, "add_product", refuse)
+    products._can_add.cache_clear()
+    ours, theirs = layer(), layer()
+    try:
+        trained(ours)
+    finally:
+        products._can_add.cache_clear()
+    trained(theirs, contextlib.nullcontext)
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+
+
 def test_frozen_weights_and_inference():
     module, x = layer(), torch.randn(2, 5, 24)
     with products.step(), products.adding(True), torch.autocast("cpu", torch.bfloat16):
