@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aura import products
+from aura import products, sharding
 from aura.models import gpt, hrm
 from tests.support import run_ranks
 
@@ -112,6 +112,21 @@ def test_autograd_sees_the_gradient_where_it_is_not_added(adding):
     module.weight.register_hook(seen.append)
     trained(module, adding=adding)
     assert [gradient.dtype for gradient in seen if gradient is not None] == [torch.float32] * BATCHES * (not adding)
+
+
+class Waiting(products.Linear):
+    """As DistributedDataParallel, it waits for gradients but in no_sync()."""
+
+    no_sync = staticmethod(contextlib.nullcontext)
+
+
+@pytest.mark.parametrize(("model", "wanted", "added"), [
+    (products.Linear(1, 1), False, True), (products.Linear(1, 1), True, True),
+    (Waiting(1, 1), False, True), (Waiting(1, 1), True, False)])
+def test_nothing_is_added_where_somebody_waits_for_the_gradient(model, wanted, added):
+    with sharding.exchanging(model, wanted):
+        assert products._adds == added
+    assert not products._adds
 
 
 def test_a_weight_is_cast_once_a_step(monkeypatch):
