@@ -2,9 +2,9 @@
 
 Under autocast torch casts each weight again in every micro-batch, and once more where a block is computed again; the
 gradient comes rounded to 16 bits, is cast to float32 and only then added to that of the micro-batches before. With few
-tokens in a micro-batch that is a good part of its time: of 2.6 billion weights, 80 GB through memory. In step() a
-weight is cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation
-fusion does; Narayanan et al. 2021), without the rounding.
+tokens in a micro-batch that is a good part of its time: 32 bytes through memory for each weight. In step() a weight is
+cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation fusion does;
+Narayanan et al. 2021), without the rounding.
 """
 
 import contextlib

@@ -36,7 +36,8 @@ __device__ __forceinline__ const void* reckoned(const void* global) {
 
 // 9.7.9.15 prefetch: the 128 bytes in which this lies, to the L2 cache; nobody waits for them.
 __device__ __forceinline__ void prefetch(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(global) : "memory");
+  constexpr uintptr_t kLine = 128;
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(reinterpret_cast<uintptr_t>(global) & ~(kLine - 1)) : "memory");
 }
 
 // 9.7.13.1 bar.sync: the numbered barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps, `threads` in all.
