@@ -43,6 +43,7 @@ OPS_SOURCES = (
     "csrc/ops.cpp",
     "csrc/ops_activation.cpp",
     "csrc/ops_attention.cpp",
+    "csrc/ops_autograd.cpp",
     "csrc/ops_loss.cpp",
     "csrc/ops_norms.cpp",
     "csrc/ops_rotary.cpp",

@@ -3,6 +3,7 @@
     python benchmarks/kernels.py --json kernels.json
     python benchmarks/kernels.py --quick                                         under two minutes
     python benchmarks/kernels.py --only attention,dropout --dtype bf16 --seq-len 512,1024 --threads 2
+    python benchmarks/kernels.py --only call --threads 1                         what a call costs beside its work
 
 Everybody works in one process, in turns, round by round, under the allocator settings that training uses. Before a
 case is timed its results are compared with float64, with the dropout mask that each has drawn. Attention starts from
@@ -48,6 +49,7 @@ COMPILED_LENGTHS = (512,)
 FLEX_LENGTHS = (1024,)
 NORM_SHAPES = ((4096, 768), (16384, 2048))
 GELU_SHAPES = ((1024, 3072), (4096, 3072))
+CALL_SHAPE, CALL_LENGTH = (8, 64), 8  # next to no work
 LOSS_SHAPE, QUICK_LOSS_SHAPE = (1024, 768, 50_257), (128, 768, 50_257)
 
 FORWARD, BACKWARD, INFERENCE, BOTH = "forward", "backward", "forward, no gradient", "forward + backward"
@@ -490,6 +492,22 @@ def loss_cases(args) -> Iterator[Callable[[], Case]]:
         yield functools.partial(loss_case, dtype, QUICK_LOSS_SHAPE if args.quick else LOSS_SHAPE)
 
 
+def call_case(make: Callable[[], Case]) -> Case:
+    case = make()
+    return dataclasses.replace(case, variant=f"{case.variant}, call")
+
+
+def call_cases(args) -> Iterator[Callable[[], Case]]:
+    """What a call costs beside its work: on a GPU, which works while the next are made, what a step of small kernels
+    takes."""
+    for dtype in args.dtype:
+        yield functools.partial(call_case, functools.partial(attention_case, dtype, CALL_LENGTH, HEAD_DIMS[0]))
+        yield functools.partial(call_case, functools.partial(gelu_case, dtype, CALL_SHAPE))
+        for kind in ("layer", "rms"):
+            for residual in (False, True):
+                yield functools.partial(call_case, functools.partial(norm_case, kind, residual, dtype, CALL_SHAPE))
+
+
 # ---- Measuring ------------------------------------------------------------------------------------------------------
 
 
@@ -688,7 +706,7 @@ def print_errors(rows: list[dict]) -> None:
 
 SECTIONS = {"attention": attention_cases, "separate": separate_cases, "dropout": dropout_cases,
             "documents": documents_cases, "norms": norms_cases, "activation": activation_cases, "loss": loss_cases,
-            "compile": compile_cases}
+            "compile": compile_cases, "call": call_cases}
 
 
 def refusals(dtypes: list[str]) -> list[str]:

@@ -52,11 +52,16 @@ inline void same_device(const char* op, const at::Tensor& x, const at::Tensor& t
               t.device());
 }
 
+// Dropout::threshold, of a probability in [0, 1).
+inline uint32_t dropout_threshold(double probability) {
+  return static_cast<uint32_t>(std::lround(probability * 65536));
+}
+
 // `seed`: int64, one element, on the CPU; needed when probability > 0.
 inline Dropout dropout_of(double probability, const std::optional<at::Tensor>& seed) {
   TORCH_CHECK(probability >= 0.0 && probability < 1.0, "dropout ", probability, " is not in [0, 1)");
   Dropout dropout;
-  dropout.threshold = static_cast<uint32_t>(std::lround(probability * 65536));
+  dropout.threshold = dropout_threshold(probability);
   TORCH_CHECK(dropout.threshold < 65536, "dropout ", probability, " leaves nothing");
   if (dropout.threshold == 0) return dropout;
   TORCH_CHECK(seed.has_value() && seed->scalar_type() == at::kLong && seed->numel() == 1 && seed->device().is_cpu(),

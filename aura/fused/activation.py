@@ -1,13 +1,11 @@
-"""GELU, SwiGLU and a sigmoid gate: what torch.compile and autograd need to know of csrc/ops_activation.cpp.
+"""GELU, SwiGLU and a sigmoid gate: what torch.compile needs to know of csrc/ops_activation.cpp.
 
 F half the last dimension of a packed projection.
 """
 
 import torch
-from torch import library
 
 from aura.fused.fake import register_fake
-from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 
@@ -57,27 +55,3 @@ def _sigmoid_gate_fake(gate, x):
 @register_fake("aura::sigmoid_gate_backward")
 def _sigmoid_gate_backward_fake(dy, gate, x):
     return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-@once_differentiable
-def _gelu_tanh_backward(ctx, dy):
-    return _ops.gelu_tanh_backward(dy, *ctx.saved_tensors)
-
-
-@once_differentiable
-def _swiglu_backward(ctx, dy):
-    return _ops.swiglu_backward(dy, *ctx.saved_tensors)
-
-
-@once_differentiable
-def _sigmoid_gate_backward(ctx, dy):
-    return _ops.sigmoid_gate_backward(dy, *ctx.saved_tensors)
-
-
-library.register_autograd("aura::gelu_tanh", _gelu_tanh_backward, setup_context=_save)
-library.register_autograd("aura::swiglu", _swiglu_backward, setup_context=_save)
-library.register_autograd("aura::sigmoid_gate", _sigmoid_gate_backward, setup_context=_save)

@@ -1,4 +1,4 @@
-"""Attention that never holds the matrix of scores: what torch.compile and autograd need to know of ops_attention.cpp.
+"""Attention that never holds the matrix of scores: what torch.compile and autocast need to know of ops_attention.cpp.
 
 Shapes: B batch, H heads, T queries, S keys, D head width from 1 to 256; any strides as long as D is contiguous, else a
 copy is made. Dtypes, the same for q, k and v: float32, bfloat16 (computed in float32) and float64 or, on a GPU, float16
@@ -10,7 +10,6 @@ import torch
 from torch import library
 
 from aura.fused.fake import register_fake
-from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 
@@ -59,32 +58,5 @@ def _(dout, qkv, out, lse, causal, scale, dropout, seed, lengths, cu_seqlens):
     return qkv.new_empty(qkv.shape)
 
 
-def _setup(tensors):
-    """A setup_context for the op whose first `tensors` arguments are what to differentiate by."""
-
-    def setup(ctx, inputs, output):
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # no tensor of zeros for lse
-        ctx.causal, ctx.scale, ctx.dropout, *integers = inputs[tensors:]
-        ctx.save_for_backward(*inputs[:tensors], *output, *integers)
-
-    return setup
-
-
-def _backward(op):
-    @once_differentiable
-    def backward(ctx, dout, _):
-        if dout is None:
-            return (None,) * len(ctx.needs_input_grad)
-        *tensors, seed, lengths, cu_seqlens = ctx.saved_tensors
-        gradients = op(dout, *tensors, ctx.causal, ctx.scale, ctx.dropout, seed, lengths, cu_seqlens)
-        gradients = (gradients,) if isinstance(gradients, torch.Tensor) else gradients
-        return (*gradients, None, None, None, None, None, None)
-
-    return backward
-
-
-for _name, _tensors in (("attention", 3), ("attention_packed", 1)):
-    library.register_autograd(f"aura::{_name}", _backward(getattr(_ops, f"{_name}_backward")),
-                              setup_context=_setup(_tensors))
+for _name in ("attention", "attention_packed"):
     library.register_autocast(f"aura::{_name}", "cpu", torch.bfloat16)

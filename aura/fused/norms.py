@@ -18,10 +18,8 @@ the element's row and column alone: philox.h under the counter (row, column // 8
 import math
 
 import torch
-from torch import library
 
 from aura.fused.fake import register_fake
-from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 
@@ -106,81 +104,3 @@ def _(dy, d_new_residual, new_residual, weight, mean, rstd, has_bias, x_dtype, d
 @register_fake("aura::add_rms_norm_backward")
 def _(dy, d_new_residual, new_residual, weight, rstd, x_dtype, dropout, seed):
     return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight)
-
-
-def _layer_norm_setup(ctx, inputs, output):
-    x, weight, bias, _ = inputs
-    _, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)  # no tensors of zeros for mean and rstd: of a short norm a good part of its time
-    ctx.save_for_backward(x, weight, mean, rstd)
-    ctx.has_bias = bias is not None
-
-
-@once_differentiable
-def _layer_norm_backward(ctx, dy, *_):
-    if dy is None:
-        return (None,) * 4
-    dx, dweight, dbias = _ops.layer_norm_backward(dy, *ctx.saved_tensors, ctx.has_bias)
-    return dx, dweight, dbias if ctx.has_bias else None, None
-
-
-def _rms_norm_setup(ctx, inputs, output):
-    x, weight, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
-
-
-@once_differentiable
-def _rms_norm_backward(ctx, dy, *_):
-    if dy is None:
-        return (None,) * 3
-    return *_ops.rms_norm_backward(dy, *ctx.saved_tensors), None
-
-
-def _add_setup(ctx, x, dropout, saved, statistics):
-    """What the two forms with a residual share: x itself is not needed again, new_residual is."""
-    ctx.mark_non_differentiable(*statistics)
-    ctx.set_materialize_grads(False)  # the last block's new_residual has no gradient: no tensor of zeros for it
-    ctx.save_for_backward(*saved, *statistics)
-    ctx.x_dtype, ctx.dropout = x.dtype, dropout
-
-
-def _add_layer_norm_setup(ctx, inputs, output):
-    x, _, weight, bias, _, dropout, seed, _ = inputs
-    _, new_residual, *statistics = output
-    _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
-    ctx.has_bias = bias is not None
-
-
-@once_differentiable
-def _add_layer_norm_backward(ctx, dy, d_new_residual, *_):
-    seed, new_residual, *rest = ctx.saved_tensors
-    dy = torch.zeros_like(new_residual) if dy is None else dy
-    dx, dresidual, dweight, dbias = _ops.add_layer_norm_backward(
-        dy, d_new_residual, new_residual, *rest, ctx.has_bias, ctx.x_dtype, ctx.dropout, seed)
-    dx = dresidual if _same_gradient(new_residual, ctx.x_dtype, ctx.dropout) else dx
-    return dx, dresidual, dweight, dbias if ctx.has_bias else None, None, None, None, None
-
-
-def _add_rms_norm_setup(ctx, inputs, output):
-    x, _, weight, _, dropout, seed, _ = inputs
-    _, new_residual, *statistics = output
-    _add_setup(ctx, x, dropout, (seed, new_residual, weight), statistics)
-
-
-@once_differentiable
-def _add_rms_norm_backward(ctx, dy, d_new_residual, *_):
-    seed, new_residual, *rest = ctx.saved_tensors
-    dy = torch.zeros_like(new_residual) if dy is None else dy
-    dx, dresidual, dweight = _ops.add_rms_norm_backward(
-        dy, d_new_residual, new_residual, *rest, ctx.x_dtype, ctx.dropout, seed)
-    dx = dresidual if _same_gradient(new_residual, ctx.x_dtype, ctx.dropout) else dx
-    return dx, dresidual, dweight, None, None, None, None
-
-
-library.register_autograd("aura::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
-library.register_autograd("aura::rms_norm", _rms_norm_backward, setup_context=_rms_norm_setup)
-library.register_autograd("aura::add_layer_norm", _add_layer_norm_backward, setup_context=_add_layer_norm_setup)
-library.register_autograd("aura::add_rms_norm", _add_rms_norm_backward, setup_context=_add_rms_norm_setup)

@@ -1,10 +1,8 @@
-"""Rotary positions: what torch.compile and autograd need to know of csrc/ops_rotary.cpp."""
+"""Rotary positions: what torch.compile needs to know of csrc/ops_rotary.cpp."""
 
 import torch
-from torch import library
 
 from aura.fused.fake import register_fake
-from aura.fused.once import once_differentiable
 
 _ops = torch.ops.aura
 
@@ -23,16 +21,3 @@ def rotary_packed(qkv, cosine, sine):
 @register_fake("aura::rotary")
 def _fake(qkv, cosine, sine, back):
     return qkv.new_empty(qkv.shape)
-
-
-def _save(ctx, inputs, output):
-    _, cosine, sine, ctx.back = inputs
-    ctx.save_for_backward(cosine, sine)
-
-
-@once_differentiable
-def _backward(ctx, dy):
-    return _ops.rotary(dy, *ctx.saved_tensors, not ctx.back), None, None, None
-
-
-library.register_autograd("aura::rotary", _backward, setup_context=_save)
