@@ -44,7 +44,9 @@ Tensor call_one(const c10::OperatorHandle& op, const Inputs&... inputs) {
 OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 
 // Keeps `saved` for backward. statistics: the outputs that no gradient flows through; set_materialize_grads makes no
-// tensors of zeros in its place, which of a short norm were a good part of its time.
+// tensors of zeros in its place, which of a short norm were a good part of its time. Any other output is given as
+// tensor_data(): itself it would hold the node that holds it, for good where saving ends in an exception, as a
+// checkpoint ends it as soon as it has what it needs.
 void keep(AutogradContext* ctx, variable_list saved, const variable_list& statistics = {}) {
   ctx->save_for_backward(std::move(saved));
   ctx->mark_non_differentiable(statistics);
@@ -135,7 +137,7 @@ struct AddLayerNorm : Function<AddLayerNorm> {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [y, new_residual, mean, rstd] =
         call<Tensor, Tensor, Tensor, Tensor>(op, x, residual, weight, bias, eps, dropout, seed, like_x);
-    keep_sum(ctx, x, dropout, {new_residual, weight, mean, rstd, seed.value_or(Tensor())}, {mean, rstd});
+    keep_sum(ctx, x, dropout, {new_residual.tensor_data(), weight, mean, rstd, seed.value_or(Tensor())}, {mean, rstd});
     ctx->saved_data["has_bias"] = bias.has_value();
     return {y, new_residual, mean, rstd};
   }
@@ -159,7 +161,7 @@ struct AddRmsNorm : Function<AddRmsNorm> {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [y, new_residual, rstd] =
         call<Tensor, Tensor, Tensor>(op, x, residual, weight, eps, dropout, seed, like_x);
-    keep_sum(ctx, x, dropout, {new_residual, weight, rstd, seed.value_or(Tensor())}, {rstd});
+    keep_sum(ctx, x, dropout, {new_residual.tensor_data(), weight, rstd, seed.value_or(Tensor())}, {rstd});
     return {y, new_residual, rstd};
   }
 
@@ -191,8 +193,8 @@ struct Attention : Function<Attention> {
     static const auto op = find("aura::attention");
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [out, lse] = call<Tensor, Tensor>(op, q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens);
-    keep_attention(ctx, {q, k, v, out, lse, seed.value_or(Tensor()), lengths.value_or(Tensor()),
-                         cu_seqlens.value_or(Tensor())}, lse, causal, scale, dropout);
+    keep_attention(ctx, {q, k, v, out.tensor_data(), lse, seed.value_or(Tensor()),
+                         lengths.value_or(Tensor()), cu_seqlens.value_or(Tensor())}, lse, causal, scale, dropout);
     return {out, lse};
   }
 
@@ -215,7 +217,7 @@ struct AttentionPacked : Function<AttentionPacked> {
     static const auto op = find("aura::attention_packed");
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [out, lse] = call<Tensor, Tensor>(op, qkv, causal, scale, dropout, seed, lengths, cu_seqlens);
-    keep_attention(ctx, {qkv, out, lse, seed.value_or(Tensor()), lengths.value_or(Tensor()),
+    keep_attention(ctx, {qkv, out.tensor_data(), lse, seed.value_or(Tensor()), lengths.value_or(Tensor()),
                          cu_seqlens.value_or(Tensor())}, lse, causal, scale, dropout);
     return {out, lse};
   }

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -232,17 +233,18 @@ def repeat_with(isa, tests):
     assert code == 0, output
 
 
-def most_allocated(work):
-    """The most bytes of CPU tensors, beyond those there were, that exist at one time in work(), as torch's allocator
-    reports them."""
+def allocations(work):
+    """The bytes of CPU tensors that work() takes, negative where it gives them back, one after another as torch's
+    allocator reports them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return most
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def most_allocated(work):
+    """The most bytes of CPU tensors, beyond those there were, that exist at one time in work()."""
+    return max(itertools.accumulate(allocations(work), initial=0))
 
 
 def assert_same_weights(a, b):

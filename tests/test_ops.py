@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from aura import extension, ops, selfcheck
 from aura.errors import UserError
@@ -177,6 +178,32 @@ def test_backward_makes_no_zeros_for_what_has_no_gradient(fused, name):
         with Noted() as noted:
             out.backward(torch.ones_like(out))
     assert noted.names and not [name for name in noted.names if "zeros" in name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_leaves_nothing_behind(fused, name):
+    """It ends the second forward by an exception while tensors are being saved, once it has all that it needs."""
+    function, shapes = CASES[name]
+    inputs = [x.requires_grad_() for x in drawn(shapes)]
+    found = torch.zeros(())
+
+    def step():
+        out = checkpoint(function, *inputs, use_reentrant=False)
+        found.copy_(torch.autograd.grad(out, inputs, torch.ones_like(out))[0].sum())
+
+    with ops.using("fused"):
+        step()
+        assert sum(support.allocations(step)) == 0
+        assert torch.equal(found, torch.autograd.grad(function(*inputs).sum(), inputs)[0].sum().float())
+
+
+@pytest.mark.parametrize("name", ["attention", "packed"])
+def test_an_output_that_is_written_over_before_backward_is_refused(fused, name):
+    function, shapes = CASES[name]
+    with ops.using("fused"):
+        out = function(*(x.requires_grad_() for x in drawn(shapes)))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.mul_(2).sum().backward()
 
 
 @pytest.mark.parametrize("name", CASES)
