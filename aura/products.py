@@ -19,13 +19,13 @@ WEIGHT_ROWS = 2048  # of a product that a CPU makes at one time before it is add
 # Where a product can be added to float32 as it is made.
 DEVICES = ("cuda",) if torch.version.cuda else ()
 
-_copies = None  # of weights, by id and dtype, while a step() lasts
+_copies = None  # of weights and biases, by id and dtype, while a step() lasts
 _adds = False
 
 
 @contextlib.contextmanager
 def step():
-    """A block of one optimiser step, in which no weight changes: a Linear there keeps its weight in 16 bits, and its
+    """A block of one optimiser step, in which no parameter changes: a Linear there keeps its own in 16 bits, and its
     weight's gradient comes in float32."""
     global _copies
     _copies = {}
@@ -95,15 +95,15 @@ def _can_add(device_type, dtype):
     return True
 
 
-def _copy(weight, dtype):
-    key = id(weight), dtype
+def _copy(parameter, dtype):
+    key = id(parameter), dtype
     if key not in _copies:
-        _copies[key] = weight.detach().to(dtype)
+        _copies[key] = parameter.detach().to(dtype)
     return _copies[key]
 
 
 def _product(x, weight, bias):
-    return F.linear(x, _copy(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    return F.linear(x, _copy(weight, x.dtype), None if bias is None else _copy(bias, x.dtype))
 
 
 class _Product(torch.autograd.Function):
