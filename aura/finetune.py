@@ -115,7 +115,7 @@ class Evaluation:
         self.rows = 4 * args.batch_size  # no gradients, no optimiser: larger batches than in training fit
         self.folder = Path(args.checkpoint_dir, "best")
         self.metrics, self.answers = {}, {}
-        self.best = dist.broadcast_tree(self._known(first) if dist.main else None)
+        self.best = dist.run_on_main(lambda: self._known(first))
 
     def _known(self, first):
         """The metrics of the best so far, None where there is none or it was moved aside."""
@@ -131,7 +131,12 @@ class Evaluation:
                 return known
         except (OSError, ValueError, AttributeError, LookupError, TypeError):
             self.dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
-        self.dist.print(f"El mejor modelo de antes se ha movido a {set_aside([self.folder], self.folder.parent)}.")
+        try:
+            moved = set_aside([self.folder], self.folder.parent)
+        except OSError as problem:
+            raise TrainingFault(f"no se pudo apartar {str(self.folder)!r}, el mejor modelo de antes: "
+                                f"{explain(problem)}; corríjalo y repita la misma orden") from problem
+        self.dist.print(f"El mejor modelo de antes se ha movido a {moved}.")
         return None
 
     def __call__(self, request=None):

@@ -1,6 +1,7 @@
 """train_distributed.py: one training by one process, DDP and FSDP, stopped, resumed elsewhere, and what it leaves."""
 
 import contextlib
+import errno
 import io
 import json
 import shutil
@@ -225,6 +226,20 @@ def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
         best = finetune.Evaluation(args, Session(), task, None, None, first, None).best
         assert (best is not None) == counts == described.exists(), (text, first)
         assert len(list(tmp_path.glob("anterior-*/best/metrics.json"))) == before + (not counts), "nothing is lost"
+
+
+def test_a_best_that_cannot_be_moved_is_left_and_named(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    described = tmp_path / "best" / "metrics.json"
+    described.parent.mkdir()
+    described.write_text('{"val_loss": 1.0, "exact_match": 50, "f1": 60.0}')
+    monkeypatch.setattr("aura.files.tempfile.mkdtemp", full)
+    args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
+    with pytest.raises(TrainingFault, match="no queda espacio en el disco; corríjalo y repita la misma orden"):
+        finetune.Evaluation(args, Session(), SimpleNamespace(sha256="a"), None, None, 0, None)
+    assert described.exists()
 
 
 def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
