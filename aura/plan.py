@@ -407,6 +407,17 @@ def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=U
             f"({100 * most / steps_per_epoch:.0f} % de una época)")
 
 
+def _without_checkpointing(job, available, tokens, peak_flops, utilisation):
+    """One Spanish line: what the job would take if it computed nothing twice."""
+    whole = replace(job, grad_checkpointing=False)
+    size, share = peak(whole), hardware_flops_per_token(whole) / hardware_flops_per_token(job)
+    if size > available:
+        return f"Sin gradient checkpointing pediría {size / 1e9:.2f} GB: no cabe"
+    time = f": {hours(whole, tokens, peak_flops, utilisation):.1f} h" if peak_flops else ""
+    return (f"Consejo: sobra memoria; con --no_gradient_checkpointing también cabe ({size / 1e9:.2f} GB) y el cálculo "
+            f"es un {100 * (1 - share):.0f} % menor{time}")
+
+
 def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hours=72.0, utilisation=UTILISATION,
           presets=()):
     """The plan as Spanish console lines: memory by part against `available` bytes, tokens, FLOPs, hours, verdict."""
@@ -436,10 +447,12 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
     if peak_flops is None:
         shown.append("Tiempo: no se conoce la potencia de este dispositivo; unos pasos de prueba (--max_steps 20) lo "
                      "dirán")
-        return shown
-    mfu = 100 * utilisation * model / hardware
-    needed = hours(job, tokens, peak_flops, utilisation)
-    shown.append(f"Tiempo: {needed:.1f} h a {peak_flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
-                 f"{100 * utilisation:.0f} % (MFU {mfu:.0f} %)")
-    shown.append(f"Veredicto: {verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation)}")
+    else:
+        mfu = 100 * utilisation * model / hardware
+        needed = hours(job, tokens, peak_flops, utilisation)
+        shown.append(f"Tiempo: {needed:.1f} h a {peak_flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
+                     f"{100 * utilisation:.0f} % (MFU {mfu:.0f} %)")
+        shown.append(f"Veredicto: {verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation)}")
+    if job.grad_checkpointing and fits:
+        shown.append(_without_checkpointing(job, available, tokens, peak_flops, utilisation))
     return shown

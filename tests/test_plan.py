@@ -270,8 +270,24 @@ def test_the_plan_is_a_table_that_adds_up():
     sizes = [float(line.split(" GB")[0].split()[-1]) for line in table]
     assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.04)
     assert len({line.index(" GB") for line in table}) == 1 and "cabe" in table[-1]
-    assert f"{8 * 4 * 1024} por paso x 2000 pasos = {8 * 4 * 1024 * 2000} (2.00 épocas)" in shown[-4]
-    assert "en el dispositivo" in shown[-3] and "MFU" in shown[-2] and shown[-1].startswith("Veredicto: CUMPLE")
+    assert f"{8 * 4 * 1024} por paso x 2000 pasos = {8 * 4 * 1024 * 2000} (2.00 épocas)" in shown[-5]
+    assert "en el dispositivo" in shown[-4] and "MFU" in shown[-3] and shown[-2].startswith("Veredicto: CUMPLE")
     full = plan.lines(wanted, 1e9, steps=1, steps_per_epoch=1)
     assert any("NO CABE" in line for line in full) and "no se conoce la potencia" in full[-1]
     assert max(map(len, shown + full)) <= 130
+
+
+def test_the_plan_says_what_it_would_take_to_compute_nothing_twice():
+    once, twice = (plan.Job(gpt.PRESETS["gpt2"], 8, 4, again, "bf16") for again in (False, True))
+    need, tokens = plan.peak(once), 2000 * 8 * 4 * 1024
+
+    def last(job, available, peak_flops=None):
+        return plan.lines(job, available, steps=2000, steps_per_epoch=1000, peak_flops=peak_flops)[-1]
+
+    share = plan.hardware_flops_per_token(once) / plan.hardware_flops_per_token(twice)
+    advice = (f"Consejo: sobra memoria; con --no_gradient_checkpointing también cabe ({need / 1e9:.2f} GB) y el "
+              f"cálculo es un {100 * (1 - share):.0f} % menor")
+    assert last(twice, need) == advice
+    assert last(twice, need, 312e12) == f"{advice}: {plan.hours(once, tokens, 312e12):.1f} h"
+    assert last(twice, need - 1) == f"Sin gradient checkpointing pediría {need / 1e9:.2f} GB: no cabe"
+    assert last(once, need, 312e12).startswith("Veredicto")
