@@ -148,8 +148,8 @@ class _Sizes:
     them mean and rstd of two norms and the log-sum-exp of attention in float32: 16 N + 4 N H. torch's operators and
     ours keep the same, but for dropout: ours keep seeds, torch's a mask for each (of w on the CPU, of 1 on CUDA), and
     on the CPU torch then writes attention out: three float32 of B H T T, and q, k and v copied as float32.
-    With checkpointing a block keeps its two inputs, the norm (w) and the residual (4), and in its backward all the rest
-    of the above comes back. Of the first block the norm is float32.
+    With checkpointing a block keeps its two inputs, the branch to be added (w; the first has none) and the residual
+    (4), and in its backward all of the above comes back.
     """
 
     def __init__(self, job):
@@ -163,20 +163,18 @@ class _Sizes:
         self.head, self.square = 4 * config.vocab_size * width, width * width
         self.weights = 4 * config.parameters()
         self.tokens = 8 * (2 * rows + job.batch_size + config.seq_len)  # batch, contiguous targets, positions
-        self.first = norm + self.tokens  # and the embeddings' sum, kept by the first norm, or as a block's input
-        if not job.grad_checkpointing:
-            self.first += self.stream
+        self.first = self.tokens
         if config.dropout:
             self.first += rows * width * (1 if job.device_type == "cuda" else 4)
         # A float32 norm that has yet to be rounded: all but our kernels on a GPU write it.
         self.widened = self.stream if self.mixed and not (job.fused and job.device_type == "cuda") else 0
         block = self._block(job, norm)
         if job.grad_checkpointing:
-            self.first += self.stream - self.branch
-            self.kept = self.stream + self.branch
-            self.again = block - self.branch  # the projection keeps the block's own input
+            self.first -= self.branch
+            self.kept, self.again = self.stream + self.branch, block
             self.inside = 2 * self.stream + 8 * self.branch
         else:
+            self.first += norm + self.stream  # the embeddings' sum, which the first norm keeps
             self.kept, self.again = block, 0
             self.inside = self.stream + self.branch + self.widened
         self.block_copies = 24 * self.square if self.mixed else 0
@@ -215,12 +213,10 @@ def _block_backward(job, sizes, blocks, before, made):
                (4 * branch, new, used),  # of the GELU
                (-3 * branch, new + product + wide * square, used),  # of the first projection's weight
                (-3 * branch, new + widest, 2 * used)]  # widened
-    if job.grad_checkpointing:  # the end of the computation anew, with what came from above
-        upper = stream + branch if blocks < sizes.layers else branch
-        moments.append((stream + branch + upper + sizes.widened, 0, 0))
     activations, gradients, freed = max(moments, key=lambda moment: moment[0] + moment[1] - moment[2])
-    copied = branch if job.grad_checkpointing and mixed and blocks == 1 else 0  # of the first block's float32 norm
-    return {"activations": sizes.first + blocks * sizes.kept + sizes.again + copied + activations,
+    if job.grad_checkpointing and blocks > 1:
+        activations += stream  # the residual's gradient, of whose size the first block keeps nothing new
+    return {"activations": sizes.first + blocks * sizes.kept + sizes.again + activations,
             "gradients": (before or made) + sizes.head + gradients,
             "copies": sizes.copies or sizes.block_copies * (1 if job.grad_checkpointing else blocks) - freed}
 
@@ -245,12 +241,12 @@ def phases(job):
     before = sizes.weights if job.grad_accum > 1 else 0
     made = 4 * (sizes.layers - 1) * (12 * sizes.square + 13 * sizes.width)
     loss, loss_backward = _loss_bytes(job, sizes.rows, sizes.width, sizes.low)
-    hidden = branch + (stream if job.grad_checkpointing else 0)  # the last residual too
+    hidden = branch + (stream if job.grad_checkpointing else 0)  # the last norm keeps the residual
     tied = stream if job.fused or mixed else max(stream, head)
     found = {
         "forward": {"activations": sizes.stored + sizes.inside, "gradients": before, "copies": copies},
         "loss": {"activations": sizes.stored + hidden, "gradients": before, "loss": loss, "copies": copies},
-        "loss_backward": {"activations": sizes.stored + branch, "gradients": before, "loss": loss_backward,
+        "loss_backward": {"activations": sizes.stored + hidden, "gradients": before, "loss": loss_backward,
                           "copies": sizes.copies or (0 if job.grad_checkpointing
                                                      else sizes.layers * sizes.block_copies)},
         "last_block": _block_backward(job, sizes, sizes.layers, before, 0),
@@ -350,13 +346,15 @@ def alternatives(job, available, presets=()):
 
 
 def hardware_flops_per_token(job):
-    """FLOPs a device carries out per token: the model's (config.flops_per_token), plus the blocks' forward once more
-    with checkpointing. Only the model's count towards MFU (Chowdhery et al. 2022, appendix B)."""
+    """FLOPs a device carries out per token: the model's (config.flops_per_token), with checkpointing plus the blocks'
+    forward once more, without their last product. Only the model's count towards MFU (Chowdhery et al. 2022,
+    appendix B)."""
     config = job.config
     model = config.flops_per_token()
     if not job.grad_checkpointing:
         return model
-    return model + model // 3 - 2 * config.vocab_size * config.n_embd  # the head is not computed again
+    left_out = 2 * (config.vocab_size + config.n_layer * 4 * config.n_embd) * config.n_embd  # the head, the products
+    return model + model // 3 - left_out
 
 
 def device_flops(device, precision):

@@ -74,7 +74,7 @@ class Linear(nn.Linear):
             return super().forward(x)
         x = x.to(torch.get_autocast_dtype(x.device.type))
         if torch.is_grad_enabled() and self.weight.requires_grad:
-            return _Product.apply(x, self.weight, self.bias)
+            return _Product.apply(x, self.weight, self.bias, _kept_before(x, self.weight))
         return _product(x, self.weight, self.bias)
 
     def _taken(self, device_type):
@@ -106,19 +106,42 @@ def _product(x, weight, bias):
     return F.linear(x, _copy(weight, x.dtype), None if bias is None else _copy(bias, x.dtype))
 
 
-class _Product(torch.autograd.Function):
-    """x [..., C] @ weight [N, C] transposed, + bias [N], in the 16 bits of x; weight and bias float32."""
+def _kept_before(x, weight):
+    """Where a checkpoint computes again, a tensor whose node has what _Product keeps. A Function keeps its tensors when
+    it is done, torch's own products before they begin: a block that ends with one is computed again without it."""
+    if torch._C._current_graph_task_id() == -1:
+        return None
+    return _Kept.apply(weight, x, _copy(weight, x.dtype))
+
+
+class _Kept(torch.autograd.Function):
+    """Keeps `tensors` for somebody else's backward. weight is there to be differentiated."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, _copy(weight, x.dtype))
-        ctx.weight = weight
+    def forward(ctx, weight, *tensors):
+        ctx.save_for_backward(*tensors)
+        return weight.new_empty(0)
+
+    @staticmethod
+    def backward(ctx, _):
+        return None, None, None
+
+
+class _Product(torch.autograd.Function):
+    """x [..., C] @ weight [N, C] transposed, + bias [N], in the 16 bits of x; weight and bias float32. kept: of
+    _kept_before()."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, kept):
+        if kept is None:
+            ctx.save_for_backward(x, _copy(weight, x.dtype))
+        ctx.weight, ctx.elsewhere = weight, None if kept is None else kept.grad_fn
         return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        x, low = ctx.saved_tensors
+        x, low = (ctx if ctx.elsewhere is None else ctx.elsewhere).saved_tensors
         weight, rows = ctx.weight, dy.flatten(0, -2)
         sums = weight.grad if _adds else None
         fresh = sums is None
@@ -129,4 +152,4 @@ class _Product(torch.autograd.Function):
             weight.grad = sums
         dx = dy @ low if ctx.needs_input_grad[0] else None
         dbias = rows.sum(0, dtype=weight.dtype) if ctx.needs_input_grad[2] else None
-        return dx, None if _adds else sums, dbias
+        return dx, None if _adds else sums, dbias, None

@@ -31,6 +31,12 @@ def hrm_and_batches():
     return model, [(tokens[:, :-1], tokens[:, 1:]) for tokens in random_tokens(17)]
 
 
+def hrm_and_documents():
+    model, batches = hrm_and_batches()
+    return model, [(*batch, None, torch.tensor(bounds)) for batch, bounds in zip(
+        batches, ([0, 5, 16, 32, 48], [0, 16, 20, 25, 32, 48]), strict=True)]
+
+
 def random_tokens(length):
     return [torch.randint(101, (3, length), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 
@@ -56,7 +62,8 @@ def counter(monkeypatch):
 # What goes into the first block is float32, and an HRM has passes without gradients and others with those of one input.
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("choice", ["sdpa", "auto"])
-@pytest.mark.parametrize(("make", "graphs"), [(gpt_and_batches, 2), (bert_and_batches, 2), (hrm_and_batches, 6)])
+@pytest.mark.parametrize(("make", "graphs"), [(gpt_and_batches, 2), (bert_and_batches, 2), (hrm_and_batches, 7),
+                                               (hrm_and_documents, 7)])
 def test_blocks_share_their_graphs(counter, make, graphs, choice, again):
     model, batches = make()
     model.init_weights(1).train()
@@ -71,7 +78,7 @@ def test_blocks_share_their_graphs(counter, make, graphs, choice, again):
     assert counter.frame_count == graphs and list(compiled.state_dict()) == names
 
 
-@pytest.mark.parametrize("make", [gpt_and_batches, bert_and_batches, hrm_and_batches])
+@pytest.mark.parametrize("make", [gpt_and_batches, bert_and_batches, hrm_and_batches, hrm_and_documents])
 def test_only_training_is_compiled(counter, make):
     model, ((tokens, *rest), *_) = make()
     compiled = model.init_weights(1).compiled().eval()

@@ -197,11 +197,12 @@ def test_a_checkpoint_leaves_nothing_behind(fused, name):
         assert torch.equal(found, torch.autograd.grad(function(*inputs).sum(), inputs)[0].sum().float())
 
 
-@pytest.mark.parametrize("name", ["attention", "packed"])
-def test_an_output_that_is_written_over_before_backward_is_refused(fused, name):
-    function, shapes = CASES[name]
+@pytest.mark.parametrize(("function", "name"), [
+    (ops.attention, "attention"), (ops.attention_packed, "packed"),
+    (lambda *x: ops.add_layer_norm(*x)[1], "add_layer_norm"), (lambda *x: ops.add_rms_norm(*x)[1], "add_rms_norm")])
+def test_an_output_that_is_written_over_before_backward_is_refused(fused, function, name):
     with ops.using("fused"):
-        out = function(*(x.requires_grad_() for x in drawn(shapes)))
+        out = function(*(x.requires_grad_() for x in drawn(CASES[name][1])))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.mul_(2).sum().backward()
 

@@ -28,7 +28,7 @@ JOBS = {
     "small": job(SMALL, 8), "small-bf16": job(SMALL, 8, precision="bf16"),
     "small-checkpointing": job(SMALL, 8, grad_checkpointing=True),
     "small-checkpointing-bf16": job(SMALL, 8, grad_checkpointing=True, precision="bf16", optimizer="adafactor"),
-    "again-checkpointing-bf16": job(AGAIN, 8, grad_checkpointing=True, precision="bf16", optimizer="adafactor"),
+    "again-checkpointing": job(AGAIN, 8, grad_checkpointing=True, optimizer="adafactor"),
     "wide": job(WIDE), "wide-bf16-accumulated": job(WIDE, 1, 2, precision="bf16"),
     "wide-adafactor": job(WIDE, 2, optimizer="adafactor"),
     "wide-checkpointing-bf16": job(WIDE, 2, grad_checkpointing=True, precision="bf16"),
@@ -85,8 +85,7 @@ def test_the_estimate_is_what_torch_allocates(name, fused):
     if fused:
         ops_or_skip()
     wanted = dataclasses.replace(JOBS[name], fused=fused)
-    # Of two blocks what only the first holds is little, but no less than that.
-    limit = 0.02 if name == "again-checkpointing-bf16" and not plan._emulates_bfloat16() else 0.04
+    limit = 0.01 if name == "again-checkpointing" else 0.04  # of two blocks what only the second holds is little
     assert estimated_peak(wanted) == pytest.approx(allocated_peak(wanted), rel=limit)
 
 
@@ -230,7 +229,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
 def test_flops_of_the_device_and_of_the_model_are_kept_apart():
     wanted = plan.Job(BILLIONS, grad_checkpointing=True)
     model = BILLIONS.flops_per_token()
-    again = 2 * 12 * 32 * 2560**2 + 4 * 32 * 1024 * 2560  # products of the blocks, and q k^T with its product with v
+    again = 2 * 8 * 32 * 2560**2 + 4 * 32 * 1024 * 2560  # products but the last of a block, and attention's two
     assert plan.hardware_flops_per_token(wanted) == model + again
     assert plan.hardware_flops_per_token(dataclasses.replace(wanted, grad_checkpointing=False)) == model
     assert plan.hours(wanted, 1e9, 300e12, 0.5) == pytest.approx((model + again) * 1e9 / 150e12 / 3600)

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aura import products, sharding
 from aura.models import gpt, hrm
@@ -207,6 +208,36 @@ def test_models_have_the_gradients_of_torch(model, again):
 
     found, wanted = gradients(products.step), gradients(contextlib.nullcontext)
     assert max(error(found[name], wanted[name]) for name in found) < 1e-2
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function._schema.name in ("aten::mm", "aten::addmm")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("step", [products.step, contextlib.nullcontext])
+@pytest.mark.parametrize(("model", "blocks"), [
+    (gpt.GPT(gpt.GPTConfig(vocab_size=101, seq_len=24, n_layer=3, n_head=2, n_embd=32)), 3),
+    (hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48)), 10)])
+def test_the_last_product_of_a_block_is_not_computed_again(model, blocks, step):
+    """Of four; its result is the next block's to add. blocks: those that gradients flow through, an HRM's in each of
+    five passes."""
+    model.init_weights(1).train()
+    tokens, counts = torch.randint(101, (3, 18)), []
+    for again in (False, True):
+        model.grad_checkpointing = again
+        with step(), products.adding(True):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(tokens[:, :-1], tokens[:, 1:])
+            with Products() as found:
+                loss.backward()
+        counts.append(found.count)
+    assert counts[1] - counts[0] == 3 * blocks
 
 
 def test_the_last_micro_batch_is_exchanged(tmp_path):

@@ -107,8 +107,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Each addition is fused with the norm that follows it, so a block takes the residual stream x with its norm, and adds
-    its last branch through the norm of the block that comes after.
+    Each addition is fused with the norm that follows it, so a block leaves its last branch to the next one, and begins
+    with that of the one before, None in the first. What ends it is a product, whose result its backward does not need:
+    computed again, it goes without.
     """
 
     def __init__(self, config):
@@ -119,10 +120,11 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, normed, x, next_norm, cache=None, layer=0):
+    def forward(self, branch, x, cache=None, layer=0):
         dropout = self.dropout if self.training else 0.0
+        normed, x = (self.ln_1(x), x) if branch is None else self.ln_1.add(branch, x, dropout)
         normed, x = self.ln_2.add(self.attn(normed, cache, layer), x, dropout)
-        return next_norm.add(self.mlp(normed), x, dropout)
+        return self.mlp(normed), x
 
 
 class GPT(nn.Module):
@@ -173,18 +175,21 @@ class GPT(nn.Module):
         return KVCache(self.config.n_layer, self.config.seq_len)
 
     def forward(self, tokens, targets=None, cache=None):
-        start = 0 if cache is None else cache.length
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))
-        normed = self.h[0].ln_1(x)
-        next_norms = [*(block.ln_1 for block in self.h[1:]), self.ln_f]
-        for layer, (block, next_norm) in enumerate(zip(self.h, next_norms, strict=True)):
-            if self.training and cache is None:
-                normed, x = blocks.train(self.run, self.grad_checkpointing, block, normed, x, next_norm)
-            else:
-                normed, x = block(normed, x, next_norm, cache, layer)
+        hidden = self._hidden(tokens, cache)
         if cache is not None:
             cache.advance(tokens.shape[1])
         if targets is None:
-            return F.linear(normed, self.wte.weight)
-        return ops.linear_cross_entropy(normed.flatten(0, 1), self.wte.weight, targets.flatten())
+            return F.linear(hidden, self.wte.weight)
+        return ops.linear_cross_entropy(hidden.flatten(0, 1), self.wte.weight, targets.flatten())
+
+    def _hidden(self, tokens, cache):
+        """What the head reads, [B, T, C]."""
+        start = 0 if cache is None else cache.length
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        branch, x = None, self.drop(self.wte(tokens) + self.wpe(positions))
+        for layer, block in enumerate(self.h):
+            if self.training and cache is None:
+                branch, x = blocks.train(self.run, self.grad_checkpointing, block, branch, x)
+            else:
+                branch, x = block(branch, x, cache, layer)
+        return self.ln_f.add(branch, x, self.config.dropout if self.training else 0.0)[0]

@@ -142,7 +142,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); each addition fused with the norm that follows it, as in GPT."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); each addition fused with the norm that follows it, so that it ends
+    with a branch for the next one to add, as in GPT."""
 
     def __init__(self, config):
         super().__init__()
@@ -151,9 +152,10 @@ class Block(nn.Module):
         self.norm_2 = RMSNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, normed, x, next_norm, rotation, cache=None, slot=0, cu_seqlens=None):
+    def forward(self, branch, x, rotation, cache=None, slot=0, cu_seqlens=None):
+        normed, x = self.norm_1.add(branch, x)
         normed, x = self.norm_2.add(self.attn(normed, rotation, cache, slot, cu_seqlens), x)
-        return next_norm.add(self.mlp(normed), x)
+        return self.mlp(normed), x
 
 
 class Stack(nn.Module):
@@ -167,16 +169,15 @@ class Stack(nn.Module):
         self.run = blocks.as_it_is
 
     def forward(self, state, injected, rotation, cache=None, slot=0, cu_seqlens=None):
-        normed, x = self.blocks[0].norm_1.add(state, injected)
-        next_norms = [*(block.norm_1 for block in self.blocks[1:]), self.exit_norm]
+        branch, x = state, injected
         again = self.grad_checkpointing and torch.is_grad_enabled()
-        for block, next_norm in zip(self.blocks, next_norms, strict=True):
+        for block in self.blocks:
             if self.training and cache is None:
-                normed, x = blocks.train(self.run, again, block, normed, x, next_norm, rotation, None, 0, cu_seqlens)
+                branch, x = blocks.train(self.run, again, block, branch, x, rotation, None, 0, cu_seqlens)
             else:
-                normed, x = block(normed, x, next_norm, rotation, cache, slot, cu_seqlens)
+                branch, x = block(branch, x, rotation, cache, slot, cu_seqlens)
             slot += 1
-        return normed
+        return self.exit_norm.add(branch, x)[0]
 
 
 class HRM(nn.Module):
@@ -218,9 +219,9 @@ class HRM(nn.Module):
 
     def compiled(self):
         """This model with its blocks under torch.compile for training."""
-        # The first of a stack and the others, without gradients and with those of either input or none: more than the
-        # default of 8.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 16)
+        # The first of a stack and the others, without gradients and with those of either input or none, as bp_passes
+        # grows: more than the default of 8.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
         self.l.run = self.h.run = blocks.compiled()
         return self
 
@@ -261,6 +262,8 @@ class HRM(nn.Module):
         embedded = self.wte(tokens) * math.sqrt(config.n_embd)
         start = 0 if cache is None else cache.length
         rotation = self._rotation(start, tokens.shape[1], embedded.device)
+        if cu_seqlens is not None:
+            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)  # else the first batch's number of documents has graphs
         z_h, z_l = embedded, self.start.to(embedded.dtype).expand_as(embedded)
         for segment in range(config.segments):
             if segment:  # from the states of the one before, without their gradients, and from the text again
