@@ -70,7 +70,7 @@ def build_parser():
                        help="longitud de las secuencias y del contexto")
     group.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
     group.add_argument("--grad-checkpointing", "--gradient-checkpointing", action=argparse.BooleanOptionalAction,
-                       help="recalcula las activaciones al retroceder: mucha menos memoria, una quinta parte más de cálculo")
+                       help="recalcula las activaciones al retroceder: mucha menos memoria, un quinto más de cálculo")
     cli.add_data(parser)
     cli.add_training(parser)
     recipe = parser.add_argument_group("receta de esta orden")

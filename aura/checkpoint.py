@@ -215,12 +215,19 @@ class Checkpointer:
         self.own = self.directory / f"rank-{dist.rank:05d}"
 
     def start_fresh(self):
-        """Move the checkpoints of an earlier run aside so that 'the newest' always belongs to this one."""
-        if self.dist.main:
+        """Move the checkpoints of an earlier run aside, with what each rank had written for itself, so that 'the
+        newest' always belongs to this one; to be called on all ranks."""
+
+        def move():  # first, what ranks on this disk had written: there may have been more of them
             with self._writing():
-                folder = set_aside(found(self.directory), self.directory)
+                folder = set_aside([*found(self.directory), *self.directory.glob("rank-*")], self.directory)
             if folder:
                 self.dist.print(f"Los puntos de control anteriores se han movido a {folder}.")
+
+        self.dist.run_on_main(move)
+        if not self.dist.main:
+            with self._writing():
+                set_aside([self.own], self.directory)
 
     def branch_off(self):
         """Move aside what lies in the folder beyond the checkpoint that was loaded, or beside it when it came from

@@ -287,6 +287,9 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
         return None
     if policy.nan_policy == "skip" and known.step - progress.recovered > GOOD_STEPS:
         progress.faults = 0  # restart goes back to the last checkpoint each time: there only a new one is an advance
+    # At the end no step is left to learn again what the last checkpoint lacks: what has been learnt since is kept.
+    at_the_end = progress.step == policy.max_steps and not sync.weights
+    learnt = known.step > progress.recovered + 1
     progress.faults, progress.recovered = progress.faults + 1, progress.step
     times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
     fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
@@ -295,14 +298,14 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
         if policy.nan_policy == "skip" and _finite(module, sync):
             return fault
         raise fault
-    if policy.nan_policy == "skip":
+    if policy.nan_policy == "skip" or at_the_end and learnt and _finite(module, sync):
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return None
     progress.lr_scale *= 0.5
     came_from = "allí vuelven los pesos acordados"
     if not sync.weights:
-        at_the_end = fault if progress.step == policy.max_steps else None
-        came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise, at_the_end)
+        came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise,
+                                     fault if at_the_end else None)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"por {progress.lr_scale:g}")
     return None

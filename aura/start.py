@@ -150,7 +150,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     before = state.get("arguments", {})
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
-    elif (seed := before.get("seed")) is not None and seed != args.seed:
+    elif (seed := state["loader"]["seed"]) != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
@@ -159,6 +159,11 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
                if name in before and name in now and before[name] != now[name]]
     if changed:
         dist.print(f"Vale lo que se pide ahora, que no es lo de antes: {', '.join(changed)}.")
+    if "lr" in before and before["lr"] != args.lr:
+        progress.lr_scale = 1.0
+    if progress.lr_scale != 1:
+        dist.print(f"La tasa de aprendizaje sigue siendo la prevista por {progress.lr_scale:g}, por lo que antes no "
+                   "fue finito; otro --lr valdría entero.")
     if synced and synced.setting and "own" not in state:
         dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
                    "que guardó alguno.")
@@ -324,7 +329,10 @@ def make_policy(args, steps, micro_tokens, **intervals):
 
 def say_if_complete(dist, progress, steps):
     """Tell whoever starts a run that has reached its end how to go on."""
-    if progress.step >= steps:
+    if progress.step >= steps and progress.owed is not None:
+        dist.print(f"Todos los pasos están dados, {progress.step} de {steps}: falta la última evaluación, que se hace "
+                   "ahora, y lo que se deja al final.")
+    elif progress.step >= steps:
         dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} de {steps}. Para seguir, aumente "
                    "--epochs o --max-steps; para empezar de cero, --resume none.")
 

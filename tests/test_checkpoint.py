@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -225,10 +226,15 @@ def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
 
 
 def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
+    """What ranks had written for themselves too, whether or not there are as many again."""
     keeper = saved(tmp_path, 1, 2)
+    for rank in range(2):
+        (tmp_path / f"rank-{rank:05d}").mkdir()
+        shutil.copy(checkpoint.path_of(tmp_path, 2), tmp_path / f"rank-{rank:05d}")
     keeper.start_fresh()
-    assert checkpoint.found(tmp_path) == []
+    assert checkpoint.found(tmp_path) == [] and not list(tmp_path.glob("rank-*"))
     assert len(list(tmp_path.glob("anterior-*/ckpt-*.pt"))) == 2
+    assert len(list(tmp_path.glob("anterior-*/rank-*/ckpt-*.pt"))) == 2
 
 
 SAVE_FOR_EVER = """

@@ -257,8 +257,15 @@ def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, s
 
 def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_weights(tmp_path, shards):
     with pytest.raises(TrainingFault, match="no es finito en el paso 2 "):
-        Run(folder(tmp_path, "a"), shards, spoil={3}, max_steps=2, checkpoint_freq=0).go()
+        Run(folder(tmp_path, "a"), shards, spoil={1, 3}, max_steps=2, checkpoint_freq=0).go()
     assert not list((tmp_path / "a").glob("*.pt"))
+
+
+def test_nan_at_the_end_keeps_what_has_been_learnt_since_the_last_checkpoint(tmp_path, shards):
+    restarted, skipped = (Run(folder(tmp_path, policy), shards, spoil={2 * STEPS}, nan_policy=policy).go()
+                          for policy in ("restart", "skip"))
+    assert same_weights(restarted, skipped) and restarted.result[0].lr_scale == 1.0
+    assert "se salta este paso" in (tmp_path / "restart" / "events.log").read_text()
 
 
 def test_nan_after_a_checkpoint_restores_it(tmp_path, shards):

@@ -8,7 +8,7 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import backend, checkpoint, ops, pace, start
+from aura import backend, checkpoint, loop, ops, pace, start
 from aura.distributed import SAME_EVERYWHERE, Session
 from aura.errors import UserError
 from aura.models import gpt
@@ -186,6 +186,14 @@ def test_what_the_options_keep_in_memory_counts(monkeypatch, count, sync, ema, s
     monkeypatch.setattr(backend, "device_memory", lambda device: size * config.parameters() - 1)
     with pytest.raises(UserError, match=f"GB para pesos, gradientes y .*{what}, y aquí hay .* GB: pida menos"):
         start.require_memory(args, config, Session(world_size=count), "pida menos")
+
+
+@pytest.mark.parametrize("step,owed,said", [(2, None, ""), (3, None, "ya estaba completo: paso 3 de 3"),
+                                            (3, {"loss": 1.0}, "dados, 3 de 3: falta la última evaluación")])
+def test_what_is_left_of_a_run_at_its_end_is_told(capsys, step, owed, said):
+    start.say_if_complete(Session(), loop.Progress(step=step, owed=owed), 3)
+    out = capsys.readouterr().out
+    assert said in out and ("Para seguir" in out) == ("completo" in said) and bool(out) == bool(said)
 
 
 def test_the_peak_of_a_group_is_that_of_all_its_cards(monkeypatch):
