@@ -150,7 +150,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
     before = state.get("arguments", {})
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
-    elif (seed := state["loader"]["seed"]) != args.seed:
+    elif "seed" in before and (seed := state["loader"]["seed"]) != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
