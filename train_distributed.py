@@ -107,10 +107,12 @@ def read_task(args, dist):
     dist.print(f"Datos: {len(train)} preguntas para entrenar, en {len(windows[0])} ventanas, y {len(validation)} para "
                f"validar, en {len(windows[1])}; de {windows[0].lengths.mean():.0f} tokens de media, "
                f"{windows[0].lengths.max()} como mucho.")
-    digest = hashlib.sha256(b"".join(part.tobytes() for part in (windows[0].ids, windows[0].start, windows[1].ids)))
+    trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids,)
+    digests = (hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+               for parts in (trained + validated, trained, validated))
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
     return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.strip_accents, tokenizer.pad_id,
-                         Path(args.dataset).name, digest.hexdigest(), len(train), *windows, module, validation)
+                         Path(args.dataset).name, *digests, len(train), *windows, module, validation)
 
 
 def read_model(args, train, dist):
@@ -156,7 +158,7 @@ def train(args, dist, task, clock):
         weights = {name: tensor.to("cpu", copy=True) for name, tensor in module.state_dict().items()}
     optimizer = optim.adamw(module, args.lr, args.weight_decay, betas=(0.9, 0.999))
     loader = finetune.make_loader(args, dist, task)
-    checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.sha256, task.vocabulary)
+    checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.train_sha256, task.vocabulary)
     ready = start.make_ready(args, dist, module, optimizer, precision, loader, checkpointer, answer_loss,
                              finetune.any_batch(args, dist, task), unit="muestras")
     first, steps, fewer = ready.progress.step, ready.steps, ready.fewer

@@ -33,7 +33,9 @@ from aura.models import bert
 @dataclass(frozen=True)
 class Task:
     """What a run works on, the same on every rank. module and examples (the validation questions): rank 0's alone, None
-    elsewhere. vocabulary: the bytes of vocab.txt. dataset: its name. questions: to train on."""
+    elsewhere. vocabulary: the bytes of vocab.txt. dataset: its name. sha256: of all windows, which figures that compare
+    have in common; train_sha256, validation_sha256: of each part, as a training goes on with other questions to
+    validate, and its best model so far does not count on them. questions: to train on."""
 
     config: bert.BertConfig
     vocabulary: bytes
@@ -42,6 +44,8 @@ class Task:
     pad_id: int
     dataset: str
     sha256: str
+    train_sha256: str
+    validation_sha256: str
     questions: int
     train: squad.Features
     validation: squad.Features
@@ -54,7 +58,8 @@ def share(task, dist):
     tree = None
     if dist.main:
         tree = {name: getattr(task, name)
-                for name in ("lowercase", "strip_accents", "pad_id", "dataset", "sha256", "questions")}
+                for name in ("lowercase", "strip_accents", "pad_id", "dataset", "sha256", "train_sha256",
+                             "validation_sha256", "questions")}
         tree |= {"config": dataclasses.asdict(task.config),
                  "vocabulary": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
                  **{part: {name: torch.from_numpy(array) for name, array in vars(getattr(task, part)).items()}
@@ -124,7 +129,8 @@ class Evaluation:
             return None
         try:
             known = json.loads(described.read_text(encoding="utf-8"))
-            same = known.get("dataset_sha256", self.task.sha256) == self.task.sha256  # else a loss on other questions
+            ours = self.task.validation_sha256
+            same = known.get("validation_sha256", ours) == ours  # else a loss on other questions
             for name in ("val_loss", "exact_match", "f1"):
                 float(known[name])  # or what it lacks would end the run after the training
             if first and same and known.get("step", 0) <= first:
@@ -187,7 +193,8 @@ def save_model(folder, dist, task, module, metrics, answers=None):
     def write():
         try:
             pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase, task.strip_accents)
-            write_json(Path(folder, "metrics.json"), {**metrics, "dataset_sha256": task.sha256})
+            write_json(Path(folder, "metrics.json"), {
+                **metrics, "dataset_sha256": task.sha256, "validation_sha256": task.validation_sha256})
             if answers is not None:
                 write_json(Path(folder, "predictions.json"), answers)
         except OSError as problem:

@@ -211,12 +211,12 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
 
 
 def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
-    task = SimpleNamespace(sha256="a")
+    task = SimpleNamespace(validation_sha256="a")
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
     described = tmp_path / "best" / "metrics.json"
     scored = '"val_loss": 1.0, "exact_match": 50, "f1": 60.0'
-    ours = f'{{{scored}, "dataset_sha256": "a", "step": 5}}'
-    for text, first, counts in ((f'{{{scored}, "dataset_sha256": "b"}}', 9, False), ("{", 9, False),
+    ours = f'{{{scored}, "validation_sha256": "a", "step": 5}}'
+    for text, first, counts in ((f'{{{scored}, "validation_sha256": "b"}}', 9, False), ("{", 9, False),
                                 ("[]", 9, False), (ours, 9, True), (ours, 5, True), (ours, 4, False), (ours, 0, False),
                                 (f"{{{scored}}}", 1, True), ('{"step": 1}', 9, False),
                                 (f'{{{scored}, "step": "x"}}', 9, False), ('{"val_loss": [], "f1": null}', 9, False)):
@@ -226,6 +226,22 @@ def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
         best = finetune.Evaluation(args, Session(), task, None, None, first, None).best
         assert (best is not None) == counts == described.exists(), (text, first)
         assert len(list(tmp_path.glob("anterior-*/best/metrics.json"))) == before + (not counts), "nothing is lost"
+
+
+def test_a_training_stays_the_same_with_other_questions_to_validate(tmp_path):
+    """And what it says of them is of these."""
+    for part in ("train", "dev"):
+        shutil.copy(squad.SAMPLE, tmp_path / f"{part}.json")
+    said = []
+    for questions in (6, 3):
+        code, output = run([SCRIPT, *OPTIONS, "--dataset", tmp_path, "--max-train-examples", 9, "--max-steps", 2,
+                            "--max-val-examples", questions], tmp_path)
+        assert code == 0, output
+        said.append(output)
+    assert "ya estaba completo: paso 2 de 2" in said[1] and "Los datos son otros" not in said[1], said[1]
+    assert "El mejor modelo de antes se ha movido" in said[1] and len(curve(tmp_path)) == 2
+    answers = json.loads((tmp_path / "bert_squad" / "predictions.json").read_text())
+    assert len(answers) == 3
 
 
 def test_a_best_that_cannot_be_moved_is_left_and_named(tmp_path, monkeypatch):
@@ -238,7 +254,7 @@ def test_a_best_that_cannot_be_moved_is_left_and_named(tmp_path, monkeypatch):
     monkeypatch.setattr("aura.files.tempfile.mkdtemp", full)
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
     with pytest.raises(TrainingFault, match="no queda espacio en el disco; corríjalo y repita la misma orden"):
-        finetune.Evaluation(args, Session(), SimpleNamespace(sha256="a"), None, None, 0, None)
+        finetune.Evaluation(args, Session(), SimpleNamespace(validation_sha256="a"), None, None, 0, None)
     assert described.exists()
 
 
@@ -278,7 +294,7 @@ def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
     monkeypatch.setattr(finetune.Evaluation, "_score", lambda self, logits: {})
     monkeypatch.setattr(finetune, "save_model", lambda *args: saved.append(args[-1]["val_loss"]))
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
-    evaluation = finetune.Evaluation(args, distributed.Session(), SimpleNamespace(sha256="a"), None, None, 0,
+    evaluation = finetune.Evaluation(args, distributed.Session(), SimpleNamespace(validation_sha256="a"), None, None, 0,
                                      SimpleNamespace(step=7))
     for _ in range(5):
         evaluation()
@@ -288,7 +304,8 @@ def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
 def test_a_model_that_cannot_be_written_names_the_way_out(tmp_path):
     (tmp_path / "m").write_bytes(b"")
     config = bert.PRESETS["tiny"]
-    task = SimpleNamespace(config=config, vocabulary=b"[PAD]\n", lowercase=True, strip_accents=None, sha256="a")
+    task = SimpleNamespace(config=config, vocabulary=b"[PAD]\n", lowercase=True, strip_accents=None, sha256="a",
+                           validation_sha256="b")
     with pytest.raises(TrainingFault, match="m/m': una parte de la ruta no es una carpeta; .* repita la misma orden"):
         finetune.save_model(tmp_path / "m" / "m", Session(), task, bert.QuestionAnswering(config), {})
 
