@@ -25,7 +25,7 @@ from aura import (
     squad,
     start,
 )
-from aura.errors import TrainingFault
+from aura.errors import OutOfMemory, TrainingFault
 from aura.files import explain, set_aside, write_json
 from aura.models import bert
 
@@ -206,10 +206,17 @@ def save_model(folder, dist, task, module, metrics, answers=None):
 
 def exchange_figures(args, dist, task, model, loss_fn, precision, step):
     """What exchanging costs, as fields of results.Result: steps of `model`, which exchanges, and of one that does not
-    are timed, and the exchange alone. step: seconds of a whole step in training."""
-    plain = bert.QuestionAnswering(task.config).to(dist.device)
-    together, alone = (scaling.step_seconds(dist, one.train(), loss_fn, make_loader(args, dist, task), args.grad_accum,
-                                            precision) for one in (model, plain.compiled() if args.compile else plain))
+    are timed, and the exchange alone. step: seconds of a whole step in training. Raises OutOfMemory on all ranks where
+    one has no room for a whole model besides what it trained."""
+    def timed(one, **how):
+        return scaling.step_seconds(dist, one.train(), loss_fn, make_loader(args, dist, task), args.grad_accum,
+                                    precision, **how)
+
+    together = timed(model)  # first, in the memory it trained in: a rank that ran out here would leave others waiting
+    with scaling.enough_memory(dist):
+        plain = bert.QuestionAnswering(task.config).to(dist.device)
+    alone = timed(plain.compiled() if args.compile else plain, alone=True)
+    del plain
     by_rows = sum(parameter.numel() for parameter in getattr(model, "by_rows", ()))  # next to nothing of these travels
     size, seconds = scaling.exchange_seconds(dist, task.config.parameters() - by_rows, args.grad_accum,
                                              precision.dtype)
@@ -224,8 +231,8 @@ def strategy(dist, synced):
 def record(args, dist, task, ready, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch,
            stopped):
     """Leave the figures of this run of `steps` steps, which began after `first`, in --results-dir; to be called on all
-    ranks. What exchanging costs is measured where a step exchanges whole gradients, and not of a run that was stopped,
-    which is in a hurry. Returns the path on rank 0."""
+    ranks. What exchanging costs is measured where a step exchanges whole gradients and the memory is enough, and not of
+    a run that was stopped, which is in a hurry. Returns the path on rank 0."""
     devices, hosts, memory, local_ranks = map(list, zip(*dist.gather_objects((
         backend.device_name(dist.device), socket.gethostname(), backend.peak_memory(dist.device) / 1e9,
         dist.local_rank)), strict=True))
@@ -236,8 +243,12 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, precision, fi
     exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}
     used = strategy(dist, ready.synced)
     if used in results.EXCHANGING and not stopped:
-        exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, precision, step)
-        exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
+        try:
+            exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, precision, step)
+            exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
+        except OutOfMemory as problem:  # the model is trained and left
+            dist.print(f"Aviso: lo que cuesta intercambiar no se ha podido medir ({problem}); las demás cifras se "
+                       "guardan.")
     if not dist.main:
         return None
     samples, seconds = args.batch_size * args.grad_accum * dist.world_size, sum(reporter.step_times)

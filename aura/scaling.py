@@ -5,6 +5,7 @@ exchanging gradients. Scaling efficiency is tokens/s over as many times those of
 is what exchanging takes off the tokens/s.
 """
 
+import contextlib
 import json
 import statistics
 import time
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend, optim, products, sharding
-from aura.errors import UserError, first_line
+from aura.errors import OutOfMemory, UserError, agreed, first_line
 from aura.files import write_json
 
 FILE = "benchmark.json"
@@ -69,15 +70,32 @@ def benchmark(args, dist, loader, precision, config, module, loss_fn):
         "fastest_s": min(times[True]), "slowest_s": max(times[True]), "setting": setting(args, config, dist.device)})
 
 
-def step_seconds(dist, model, loss_fn, loader, grad_accum, precision):
-    """Median time, on the slowest rank, of forward and backward of a step. Gradients are forgotten."""
+@contextlib.contextmanager
+def enough_memory(dist):
+    """A block in which no rank waits for another: OutOfMemory on all of them where the memory of one is not enough."""
+    short = None
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        short = backend.out_of_memory(problem)
+        if not short:
+            raise
+    if whose := next(filter(None, dist.gather_objects(short)), None):
+        raise agreed(OutOfMemory, f"no basta la memoria de {whose}")
+
+
+def step_seconds(dist, model, loss_fn, loader, grad_accum, precision, alone=False):
+    """Median time, on the slowest rank, of forward and backward of a step. Gradients are forgotten. alone: whether
+    `model` exchanges nothing; then it raises as enough_memory() does."""
     times = []
     for _ in range(1 + ROUNDS):
         dist.barrier()
-        started = time.perf_counter()
-        _accumulate(model, loss_fn, loader, grad_accum, precision, exchange=True)
-        backend.wait(dist.device)
-        times.append(max(dist.gather_objects(time.perf_counter() - started)))
+        with enough_memory(dist) if alone else contextlib.nullcontext():
+            started = time.perf_counter()
+            _accumulate(model, loss_fn, loader, grad_accum, precision, exchange=True)
+            backend.wait(dist.device)
+            seconds = time.perf_counter() - started
+        times.append(max(dist.gather_objects(seconds)))
         model.zero_grad(set_to_none=True)
     return statistics.median(times[1:])  # the first one allocates
 
@@ -85,11 +103,12 @@ def step_seconds(dist, model, loss_fn, loader, grad_accum, precision):
 def exchange_seconds(dist, parameters, grad_accum, dtype):
     """(bytes, median seconds on the slowest rank) of what a step of so many parameters exchanges, with nothing else to
     do meanwhile: gradients in float32, added up over the ranks; of a model that is cut, also its weights, as dtype,
-    gathered for forward and backward of each micro-batch."""
-    share_of = -(-parameters // dist.world_size)
-    whole = torch.zeros(share_of * dist.world_size, device=dist.device)
-    weights = whole.to(dtype or torch.float32)
-    part, times = weights[:share_of].clone(), []
+    gathered for forward and backward of each micro-batch. Raises as enough_memory() does."""
+    share_of, times = -(-parameters // dist.world_size), []
+    with enough_memory(dist):
+        whole = torch.zeros(share_of * dist.world_size, device=dist.device)
+        weights = whole.to(dtype or torch.float32)
+        part, cut = weights[:share_of].clone(), torch.empty_like(whole[:share_of])
     gathers = 2 * grad_accum if dist.sharded else 0
     for _ in range(1 + EXCHANGES):
         dist.barrier()
@@ -97,7 +116,7 @@ def exchange_seconds(dist, parameters, grad_accum, dtype):
         for _ in range(gathers):
             sharding.GATHER(weights, part)
         if dist.sharded:
-            sharding.SCATTER(whole[:share_of].clone(), whole)
+            sharding.SCATTER(cut, whole)
         else:
             c10d.all_reduce(whole)
         backend.wait(dist.device)

@@ -310,12 +310,48 @@ def test_a_model_that_cannot_be_written_names_the_way_out(tmp_path):
         finetune.save_model(tmp_path / "m" / "m", Session(), task, bert.QuestionAnswering(config), {})
 
 
+FULL = """
+import os, sys
+import train_distributed as script
+from aura import cli, finetune, scaling
+def full(*_, **__):
+    raise MemoryError
+def measured(*words):
+    finetune.bert.QuestionAnswering = full
+    return measure(*words)
+def accumulate(model, *words, **options):
+    return (work if hasattr(model, "no_sync") else full)(model, *words, **options)
+measure, work = finetune.exchange_figures, scaling._accumulate
+if os.environ["RANK"] == "1":
+    if "fsdp" in sys.argv:
+        finetune.exchange_figures = measured
+    else:
+        scaling._accumulate = accumulate
+cli.run(script.main)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_no_room_to_measure_on_one_rank_costs_a_finished_training_nothing_else(tmp_path, strategy):
+    """The whole model cannot be built there (fsdp), or not take a step (ddp)."""
+    path, folders = tmp_path / "full.py", [tmp_path / "0", tmp_path / "1"]
+    path.write_text(FULL)
+    for folder in folders:
+        folder.mkdir()
+    outputs = run_ranks([path, *OPTIONS, "--max-steps", 1, "--strategy", strategy], folders)
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "intercambiar no se ha podido medir (no basta la memoria de la máquina)" in outputs[0][1], outputs
+    (result,), _ = results.read(folders[0] / "results")
+    assert result.strategy == strategy and result.exchange_bytes == 0 and result.f1 is not None
+    assert result.alone_step_s is result.communication_s is result.exchange_s is None
+
+
 @pytest.mark.parametrize("together, alone, left", [(3.0, 2.0, 4.0), (2.0, 3.0, 5.0), (9.0, 2.0, 1e-9)])
 def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alone, left):
     """Timed apart from the training, whose step took 5 s: measures that cross make no negative figure."""
     seconds = iter([together, alone])
     monkeypatch.setattr(finetune, "make_loader", lambda *_: None)
-    monkeypatch.setattr(finetune.scaling, "step_seconds", lambda *_: next(seconds))
+    monkeypatch.setattr(finetune.scaling, "step_seconds", lambda *_, **__: next(seconds))
     monkeypatch.setattr(finetune.scaling, "exchange_seconds", lambda dist, count, *_: (4 * count, 0.5))
     config = bert.BertConfig(vocab_size=8, seq_len=8, n_layer=1, n_head=1, n_embd=4, n_ff=4)
     model = bert.QuestionAnswering(config)
