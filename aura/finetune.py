@@ -215,6 +215,7 @@ def exchange_figures(args, dist, task, model, loss_fn, precision, step):
     together = timed(model)  # first, in the memory it trained in: a rank that ran out here would leave others waiting
     with scaling.enough_memory(dist):
         plain = bert.QuestionAnswering(task.config).to(dist.device)
+        plain.bert.grad_checkpointing = args.grad_checkpointing  # or what it computes again would pass for exchange
     alone = timed(plain.compiled() if args.compile else plain, alone=True)
     del plain
     by_rows = sum(parameter.numel() for parameter in getattr(model, "by_rows", ()))  # next to nothing of these travels

@@ -349,13 +349,14 @@ def test_no_room_to_measure_on_one_rank_costs_a_finished_training_nothing_else(t
 @pytest.mark.parametrize("together, alone, left", [(3.0, 2.0, 4.0), (2.0, 3.0, 5.0), (9.0, 2.0, 1e-9)])
 def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alone, left):
     """Timed apart from the training, whose step took 5 s: measures that cross make no negative figure."""
-    seconds = iter([together, alone])
+    seconds, timed = iter([together, alone]), []
     monkeypatch.setattr(finetune, "make_loader", lambda *_: None)
-    monkeypatch.setattr(finetune.scaling, "step_seconds", lambda *_, **__: next(seconds))
+    monkeypatch.setattr(finetune.scaling, "step_seconds", lambda _, one, *__, **___: timed.append(one) or next(seconds))
     monkeypatch.setattr(finetune.scaling, "exchange_seconds", lambda dist, count, *_: (4 * count, 0.5))
     config = bert.BertConfig(vocab_size=8, seq_len=8, n_layer=1, n_head=1, n_embd=4, n_ff=4)
     model = bert.QuestionAnswering(config)
     model.by_rows = [torch.ones(5)]  # which travel otherwise
-    args, precision = SimpleNamespace(grad_accum=1, compile=False), SimpleNamespace(dtype=None)
+    args, precision = SimpleNamespace(grad_accum=1, compile=False, grad_checkpointing=True), SimpleNamespace(dtype=None)
     found = finetune.exchange_figures(args, Session(), SimpleNamespace(config=config), model, None, precision, 5.0)
     assert found == {"alone_step_s": left, "exchange_bytes": 4 * (config.parameters() - 5), "exchange_s": 0.5}
+    assert timed[0] is model and timed[1].bert.grad_checkpointing, "no more and no less to compute than in training"
