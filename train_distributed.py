@@ -22,6 +22,7 @@ from aura import (
     loop,
     ops,
     optim,
+    output,
     pretrained,
     results,
     sharding,
@@ -77,7 +78,10 @@ def build_parser():
 
 
 def check_arguments(args):
-    """Raise UserError for windows that would leave parts of a context unread."""
+    """Raise UserError for windows that would leave parts of a context unread, and for a model that would be lost."""
+    if Path(args.output).resolve() == Path(args.model).resolve():
+        raise UserError(f"--output {args.output!r} es la carpeta de --model, cuyos pesos se perderían: indique otra "
+                        "--output")
     room = args.max_len - args.question_len - 3  # [CLS] question [SEP] context [SEP]
     sizes = f"--max-len {args.max_len} con --question-len {args.question_len}"
     if room < 1:
@@ -206,7 +210,8 @@ def finish(args, dist, task, module, ready, evaluation, request):
         if not evaluation.metrics and (asked := loop.evaluate_unless_stopped(evaluation, request, dist)[1]):
             return asked
         metrics = evaluation.metrics
-        finetune.save_model(args.output, dist, task, module, metrics, evaluation.answers)
+        described = {**metrics, "arguments": output.plain_arguments(args)}  # for output.other_run
+        finetune.save_model(args.output, dist, task, module, described, evaluation.answers)
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
                f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
     best = evaluation.best

@@ -59,7 +59,9 @@ def other_run(args):
     """--checkpoint-dir of the run that wrote the model at --output, or None where that is the run of these arguments or
     there is no such model."""
     try:
-        description = json.loads(Path(args.output).with_suffix(".json").read_text(encoding="utf-8"))
+        path = Path(args.output)
+        beside = path / "metrics.json" if path.is_dir() else path.with_suffix(".json")  # a folder: train_distributed.py
+        description = json.loads(beside.read_text(encoding="utf-8"))
         theirs = Path(description["arguments"]["checkpoint_dir"])
     except (OSError, ValueError, KeyError, TypeError):  # nothing that a run has written
         return None

@@ -53,7 +53,7 @@ def _check_places(args, dist, folder):
                         "perdería: indique otro")
     if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
         raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
-    if dist.main and not folder and (other := other_run(args)):
+    if dist.main and (other := other_run(args)):
         dist.print(f"Aviso: --output {args.output!r} tiene el modelo de otra ejecución, la de --checkpoint-dir "
                    f"{str(other)!r}, y el de esta lo reemplazará: para conservar los dos, indique otro --output.")
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import train_distributed as script
-from aura import checkpoint, distributed, finetune, report, results, squad, wordpiece
+from aura import checkpoint, distributed, finetune, report, results, squad, start, wordpiece
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import bert
+from aura.output import other_run
 from tests.support import ROOT, Process, run, run_ranks
 
 SCRIPT = ROOT / "train_distributed.py"
@@ -210,6 +211,16 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
     assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
 
 
+def test_who_is_about_to_replace_the_model_of_another_run_is_told(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(runs["one"][0])
+    args = SimpleNamespace(output="bert_squad", checkpoint_dir="checkpoints", log_dir=tmp_path / "l", resume="auto")
+    assert other_run(args) is None
+    args.checkpoint_dir = tmp_path / "c"
+    start.check_places(args, Session(), folder=True)
+    assert "'bert_squad' tiene el modelo de otra ejecución, la de --checkpoint-dir 'checkpoints'" in \
+        capsys.readouterr().out
+
+
 def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
     task = SimpleNamespace(validation_sha256="a")
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
@@ -271,6 +282,7 @@ def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
 
 @pytest.mark.parametrize("words, said", [
     (["--max-len", "64", "--question-len", "64"], "no deja sitio al contexto"),
+    (["--model", "modelo", "--output", "./x/../modelo"], "--output './x/../modelo' es la carpeta de --model"),
     (["--max-len", "128", "--doc-stride", "128"], "use --doc-stride 61 o menos"),
     (["--model", "random:huge"], "al azar hay random:base"),
     (["--model", "no/hay/nada"], "--model 'no/hay/nada'"),
