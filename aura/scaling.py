@@ -1,8 +1,8 @@
 """How well several processes do against one: `--benchmark` measures it, training reports against it.
 
-Kept in benchmark.json of --log-dir, by number of processes: tokens/s of training steps, and of the same steps without
-exchanging gradients. Scaling efficiency is tokens/s over as many times those of one process; the share of communication
-is what exchanging takes off the tokens/s.
+Kept in benchmark.json of --log-dir, by number of processes and setting: tokens/s of training steps, and of the same
+steps without exchanging gradients. Scaling efficiency is tokens/s over as many times those of one process; the share of
+communication is what exchanging takes off the tokens/s.
 """
 
 import contextlib
@@ -21,21 +21,32 @@ from aura.files import write_json
 
 FILE = "benchmark.json"
 WARMUP, ROUNDS, EXCHANGES = 2, 8, 3
+# Arguments in which figures that are compared must be equal.
+SETTING = ("batch_size", "precision", "compile", "attention", "grad_checkpointing", "document_attention")
 
 
 def setting(args, config, device):
     """What must be equal for two figures to be comparable."""
-    return {"config": asdict(config), "batch_size": args.batch_size, "precision": args.precision,
-            "compile": args.compile, "device": backend.device_name(device)}
+    # One that was not given follows from the number of processes (hrm_training.keep_effective_batch).
+    accum = args.grad_accum if "grad_accum" in args.given else None
+    return {"config": asdict(config), "device": backend.device_name(device), "grad_accum": accum,
+            **{name: getattr(args, name) for name in SETTING}}
 
 
 def recorded(args, config, device):
     """{number of processes: figures} measured before with the same setting. Raises UserError for a damaged file."""
+    ours = setting(args, config, device)
+    return {processes: figures for processes, several in _kept(args).items() for figures in several
+            if figures["setting"] == ours}
+
+
+def _kept(args):
+    """{number of processes: [figures of each setting]} of the file. Raises UserError for a damaged one."""
     path = Path(args.log_dir, FILE)
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return {int(processes): figures for processes, figures in kept.items()
-                if figures["setting"] == setting(args, config, device)}
+        return {int(processes): [each for each in (several if isinstance(several, list) else [several])  # an older file
+                                 if each["setting"]]
+                for processes, several in json.loads(path.read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
@@ -145,8 +156,10 @@ def _tell(args, dist, config, figures):
                    f"{dist.world_size} veces un proceso ({one['tokens_per_s']:.0f} tokens/s)" if one else
                    "Eficiencia de escala: falta la cifra de un proceso; repita la orden con uno solo y --benchmark")
     if dist.main:
-        known[dist.world_size] = figures
-        write_json(Path(args.log_dir, FILE), {str(processes): value for processes, value in sorted(known.items())})
+        kept = _kept(args)
+        others = [each for each in kept.get(dist.world_size, []) if each["setting"] != figures["setting"]]
+        kept[dist.world_size] = [*others, figures]
+        write_json(Path(args.log_dir, FILE), {str(processes): several for processes, several in sorted(kept.items())})
 
 
 def yardsticks(measured, world_size):

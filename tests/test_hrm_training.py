@@ -10,7 +10,8 @@ import torch
 
 import hrm_training_large_1b
 import hrm_training_small_100m
-from aura import hrm_training
+from aura import hrm_training, scaling
+from aura.distributed import Session
 from tests.hub import Hub
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run, run_ranks
 
@@ -171,6 +172,36 @@ def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
         kept.write_text(text)
         code, output = train(tmp_path, *options)
         assert code == 2 and "benchmark.json" in output and "bórrelo" in output, output
+
+
+def test_figures_of_each_setting_are_kept_and_unlike_ones_not_compared(tmp_path):
+    options = ["--log-dir", str(tmp_path), "--preset", "demo"]
+    model = hrm_training_small_100m.PRESETS["demo"].config
+
+    def given(*words, accum=None):
+        args = hrm_training_small_100m.build_parser().parse_args([*options, *words])
+        args.grad_accum = args.grad_accum or accum  # as the number of processes has it
+        return args, model, torch.device("cpu")
+
+    def measured(of, rate):
+        scaling._tell(of[0], Session(), model, {"tokens_per_s": rate, "without_exchange": rate, "fastest_s": 1,
+                                                "slowest_s": 1, "setting": scaling.setting(*of)})
+
+    def told(of):
+        return {processes: figures["tokens_per_s"] for processes, figures in scaling.recorded(*of).items()}
+
+    four, eight = given("--batch-size", "4", accum=16), given("--batch-size", "8")
+    for of, rate in ((four, 1.0), (eight, 2.0), (four, 3.0)):
+        measured(of, rate)
+    assert told(four) == {1: 3.0} and told(eight) == {1: 2.0}
+    assert told(given("--batch-size", "4", accum=8)) == {1: 3.0}, "so many go with two processes"
+    for other in (["--attention", "sdpa"], ["--grad-accum", "2"], ["--grad-checkpointing"], ["--document-attention"]):
+        assert told(given("--batch-size", "4", *other)) == {}, other
+    kept = tmp_path / "benchmark.json"
+    [[before, _]] = json.loads(kept.read_text()).values()
+    kept.write_text(json.dumps({"1": before}))  # as a version wrote it that kept one
+    measured(four, 4.0)
+    assert told(four) == {1: 4.0} and told(eight) == {1: 2.0}
 
 
 def test_a_width_that_does_not_fit(book, tmp_path):
