@@ -21,6 +21,7 @@ from aura.checkpoint import Names
 from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
 from aura.files import explain
 from aura.models import gpt
+from aura.output import DESCRIPTION
 
 NAMES = Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt")
 
@@ -268,7 +269,7 @@ def run(args, dist, data, config):
         return decay(step, steps=steps, warmup_steps=warmup, lr=args.lr, min_lr=args.min_lr_ratio * args.lr)
 
     return pretrain.train(args, dist, data, config, model, optimizer, schedule, next_token_loss, names=NAMES,
-                          table="training_log.csv", description="model_config.json", target_hours=args.target_hours,
+                          table="training_log.csv", description=DESCRIPTION, target_hours=args.target_hours,
                           same_data=True)
 
 
@@ -320,7 +321,7 @@ def main():
             dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
     if args.dry_run:
         return EXIT_OK
-    start.check_places(args, dist)
+    start.check_places(args, dist, description=DESCRIPTION)
     if not args.prepare:
         start.require_means(args, dist)
         optim.require(args.optimizer, dist.device)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import platform
 import sys
 from dataclasses import asdict
@@ -15,6 +16,8 @@ from aura import tokenizer as tokenizers
 from aura.checkpoint import read, save_file
 from aura.errors import TrainingFault, UserError
 from aura.files import explain, path_called, remove_partials, write_bytes, write_json
+
+DESCRIPTION = "model_config.json"  # in a folder of one model
 
 
 def plain_arguments(args):
@@ -33,10 +36,13 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
     tokenizer.model. named: the checkpoint to go on from. Raises TrainingFault when the disk refuses.
     """
-    path = Path(args.output)
-    beside, vocabulary = path.with_suffix(".json"), path.with_suffix(f".{tokenizer.file_name}")
-    if description:
-        beside, vocabulary = path.with_name(description), path.with_name(tokenizer.file_name)
+    path, beside = Path(args.output), _beside(args, description)
+    vocabulary = path.with_name(tokenizer.file_name) if description else path.with_suffix(f".{tokenizer.file_name}")
+    try:
+        other_run(args, description)  # one that has ended since this one began
+    except UserError as problem:
+        raise TrainingFault(f"no se pudo guardar el modelo: {problem}, y repita la orden con él, que lo guardará; "
+                            f"{named}") from problem
     try:
         for each in (path, vocabulary, beside):
             remove_partials(each.parent, each.name)
@@ -55,17 +61,39 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
 
 
-def other_run(args):
-    """--checkpoint-dir of the run that wrote the model at --output, or None where that is the run of these arguments or
-    there is no such model."""
+def _beside(args, description):
+    """Where the description of the model at --output lies. description: its name in a folder of one model, or None."""
+    path = Path(args.output)
+    if path.is_dir():  # of train_distributed.py
+        return path / "metrics.json"
+    return path.with_name(description) if description else path.with_suffix(".json")
+
+
+def written_by(beside):
+    """(name of the model, its --checkpoint-dir, the way there from the model's folder) in the description `beside`, or
+    None where that is nothing that a run has written."""
     try:
-        path = Path(args.output)
-        beside = path / "metrics.json" if path.is_dir() else path.with_suffix(".json")  # a folder: train_distributed.py
-        description = json.loads(beside.read_text(encoding="utf-8"))
-        theirs = Path(description["arguments"]["checkpoint_dir"])
-    except (OSError, ValueError, KeyError, TypeError):  # nothing that a run has written
+        arguments = json.loads(beside.read_text(encoding="utf-8"))["arguments"]
+        model, run = Path(arguments["output"]), Path(arguments["checkpoint_dir"])
+        return model.name, run, os.path.relpath(run, model.parent)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return theirs if Path(args.output).exists() and theirs.resolve() != Path(args.checkpoint_dir).resolve() else None
+
+
+def other_run(args, description=None):
+    """--checkpoint-dir of the run that wrote the model at --output, or None where that is the run of these arguments,
+    perhaps moved as a whole, or there is no such model. description: as save_output() takes it.
+
+    Raises UserError where what lies beside a model, by which alone it can be used, is another model's there.
+    """
+    path, beside = Path(args.output), _beside(args, description)
+    model, run, way = written_by(beside) or (path.name, args.checkpoint_dir, None)
+    if model != path.name and path.with_name(model).exists():
+        raise UserError(f"--output {args.output!r}: {beside.name!r} y su tokenizador son ahí de otro modelo, "
+                        f"{model!r}, que sin ellos no serviría: indique un --output en otra carpeta")
+    same = Path(run).resolve() == Path(args.checkpoint_dir).resolve() \
+        or way == os.path.relpath(args.checkpoint_dir, path.parent)
+    return run if path.exists() and not same else None
 
 
 def read_output(path):
@@ -89,7 +117,7 @@ def read_output(path):
                             "--output") from problem
     beside = path.with_suffix(".json")
     if not beside.exists():
-        beside = path.with_name("model_config.json")
+        beside = path.with_name(DESCRIPTION)
     try:
         description = json.loads(beside.read_text(encoding="utf-8"))
         config, vocabulary = description["config"], path.with_name(description["tokenizer"])

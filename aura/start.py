@@ -26,15 +26,17 @@ RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "wei
           "dropout", "ema", "precision")
 
 
-def check_places(args, dist, folder=False):
+def check_places(args, dist, folder=False, description=None):
     """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
-    tables, before anything else is done; on all ranks. folder: --output is one. Raises UserError."""
-    dist.run_on_main(lambda: _check_places(args, dist, folder))  # first, so that others make none for a refused run
+    tables, before anything else is done; on all ranks. folder: --output is one. description: as output.save_output()
+    takes it. Raises UserError."""
+    # First, so that others make none for a refused run.
+    dist.run_on_main(lambda: _check_places(args, dist, folder, description))
     if not dist.main:
         _check_places(args, dist, folder)
 
 
-def _check_places(args, dist, folder):
+def _check_places(args, dist, folder, description=None):
     if dist.main and args.resume not in ("auto", "none") and \
             not path_called(args.resume, f"--resume {args.resume!r}").exists():
         checkpoint.choose(args.resume, args.checkpoint_dir)  # says so now, and not once the data are prepared
@@ -53,7 +55,7 @@ def _check_places(args, dist, folder):
                         "perdería: indique otro")
     if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
         raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
-    if dist.main and (other := other_run(args)):
+    if dist.main and (other := other_run(args, description)):
         dist.print(f"Aviso: --output {args.output!r} tiene el modelo de otra ejecución, la de --checkpoint-dir "
                    f"{str(other)!r}, y el de esta lo reemplazará: para conservar los dos, indique otro --output.")
 

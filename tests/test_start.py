@@ -1,5 +1,6 @@
 """What all ranks must find alike before the loop begins."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import backend, checkpoint, loop, ops, pace, start
+from aura import backend, checkpoint, loop, ops, output, pace, start
 from aura.distributed import SAME_EVERYWHERE, Session
-from aura.errors import UserError
+from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
@@ -135,15 +136,37 @@ def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monk
     monkeypatch.setattr(start, "hold", lambda *_: None)  # until this process ends
     (tmp_path / "m.pth").write_bytes(b"")
     args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output="m.pth", resume="auto")
-    description, run = tmp_path / "m.json", '{"arguments": {"checkpoint_dir": "%s"}}'
-    for text, told in ((run % "./a", True), (run % "a/../c", False), ('{"arguments": []}', False), ("", False)):
+    description, run = tmp_path / "m.json", '{"arguments": {"checkpoint_dir": "%s", "output": "%s"}}'
+    for text, told in ((run % ("./a", "m.pth"), True), (run % ("a/../c", "m.pth"), False),
+                       (run % ("/before/c", "/before/m.pth"), False),  # moved as a whole
+                       ('{"arguments": []}', False), ("", False)):
         description.write_text(text)
         start._check_places(args, Session(), folder=False)
         assert ("--checkpoint-dir 'a'" in capsys.readouterr().out) == told
-    description.write_text(run % "a")
+    description.write_text(run % ("a", "m.pth"))
     (tmp_path / "m.pth").unlink()
     start._check_places(args, Session(), folder=False)
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("description, beside, model", [("model_config.json", "model_config.json", "uno.pt"),
+                                                        (None, "dos.json", "dos.pth")])
+def test_two_models_never_share_what_lies_beside_them(tmp_path, monkeypatch, description, beside, model):
+    """The second's tokenizer would take the place of the first's, which would write nonsense without a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "hold", lambda *_: None)  # until this process ends
+    args = SimpleNamespace(checkpoint_dir="b", log_dir="b", output="m/dos.pt", resume="auto")
+    start._check_places(args, Session(), False, description)
+    (tmp_path / "m" / beside).write_text(json.dumps({"arguments": {"checkpoint_dir": "a", "output": f"m/{model}"}}))
+    start._check_places(args, Session(), False, description)  # that model has gone
+    (tmp_path / "m" / model).write_bytes(b"")
+    told = f"--output 'm/dos.pt': '{beside}' y su tokenizador son ahí de otro modelo, '{model}', .* en otra carpeta"
+    with pytest.raises(UserError, match=told):
+        start._check_places(args, Session(), False, description)
+    with pytest.raises(TrainingFault, match=f"{told}, y repita .*; último punto de control: b/x.pt"):
+        output.save_output(args, {}, None, None, SimpleNamespace(file_name="tokenizer.model"), None, description,
+                           "último punto de control: b/x.pt")
+    assert {path.name for path in (tmp_path / "m").iterdir()} == {beside, model}
 
 
 def test_a_checkpoint_of_another_script_is_called_that(tmp_path):

@@ -226,6 +226,14 @@ def test_a_folder_of_the_run_before_goes_on(trained):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_second_model_in_the_folder_of_a_finished_one_is_refused_before_anything_is_done(trained, book):
+    before = {path.name for path in trained.iterdir()}
+    code, output = train(trained.parent, "--dataset_path", book, "--output_dir", "otra", "--output", "salida/dos.pt",
+                         *SMALL)
+    assert code == 2 and "'model_config.json' y su tokenizador son ahí de otro" in output.splitlines()[-1], output
+    assert {path.name for path in trained.iterdir()} == before and not (trained.parent / "otra").exists()
+
+
 @pytest.fixture
 def dry_run(tmp_path, monkeypatch, capsys):
     """A dry run in this process: (exit code or error, what it printed)."""
