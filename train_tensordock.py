@@ -19,9 +19,9 @@ from pathlib import Path
 from aura import backend, cli, corpus, dataset, distributed, optim, plan, pretrain, recall, report, start, tokenizer
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
-from aura.files import explain
+from aura.files import explain, set_aside
 from aura.models import gpt
-from aura.output import DESCRIPTION
+from aura.output import DESCRIPTION, written_by
 
 NAMES = Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt")
 
@@ -296,6 +296,15 @@ def run_within_memory(args, dist, data, config):
         backend.release_memory(dist.device)
 
 
+def keep_earlier_model(folder, note):
+    """Move the model that another run has left in `folder` aside, as its checkpoints will be, with all it is used with:
+    the tokenizer that is to lie there is not its own."""
+    model, *_ = written_by(folder / DESCRIPTION) or [None]
+    if model and (folder / model).exists():
+        moved = set_aside([folder / name for name in (model, DESCRIPTION, *tokenizer.NAMES)], folder)
+        note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
+
+
 def main():
     """Plan, prepare, build, train; returns the exit code."""
     args = build_parser().parse_args()
@@ -333,6 +342,8 @@ def main():
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         show_plan(args, job_of(args, config, card), card, data.tokens("train"), True, dist.print)
     try:
+        if state is None or Path(args.resume).parent.resolve() != Path(args.checkpoint_dir).resolve():
+            keep_earlier_model(Path(args.output_dir), dist.print)
         tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
     except OSError as problem:
         raise UserError(f"--output_dir {args.output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "

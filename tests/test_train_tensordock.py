@@ -17,6 +17,7 @@ import torch
 import train_tensordock as script
 from aura import cgroup, checkpoint, corpus, recall
 from aura.errors import UserError
+from aura.output import read_output
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 
 SCRIPT = ROOT / "train_tensordock.py"
@@ -232,6 +233,23 @@ def test_a_second_model_in_the_folder_of_a_finished_one_is_refused_before_anythi
                          *SMALL)
     assert code == 2 and "'model_config.json' y su tokenizador son ahí de otro" in output.splitlines()[-1], output
     assert {path.name for path in trained.iterdir()} == before and not (trained.parent / "otra").exists()
+
+
+def test_the_model_of_an_earlier_run_goes_aside_with_its_tokenizer(trained, book):
+    """It could no longer be used from the first step of the new run on, and was gone with its last."""
+    other = book.with_name("otro.txt")
+    other.write_text(corpus_text(50), encoding="utf-8")
+    for resume, text, steps in (("none", other, 1), ("anterior-*/checkpoint-step-4.pt", book, 5)):
+        names = ("final_model.pt", "model_config.json", "tokenizer.model", "tokenizer.json", "vocab.json")
+        was = {name: (trained / name).read_bytes() for name in names}
+        code, output = train(trained.parent, *SMALL, "--dataset_path", text, "--output_dir", "salida", "--max_steps",
+                             steps, "--resume", next(trained.glob(resume), resume))
+        told = re.search(r"El modelo anterior y su tokenizador se han movido a (\S+)\.\n", output)
+        assert code == 0 and told, output
+        aside = trained.parent / told[1]
+        assert {path.name: path.read_bytes() for path in aside.iterdir()} == was
+        for folder in (aside, trained):
+            read_output(folder / "final_model.pt")
 
 
 @pytest.fixture
