@@ -112,7 +112,10 @@ def peek(path):
     """A checkpoint with its tensors left on the disk, unverified: for what is written beside the weights.
 
     Raises UserError for what is no checkpoint."""
-    return _load(path, mmap=True)
+    try:
+        return _load(path, mmap=True)
+    except UserError:  # of a damaged file in torch's English: read() knows what is wrong with it
+        return read(path)
 
 
 def _load(path, **how):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,6 +164,17 @@ def test_a_checkpoint_holds_a_dict(tmp_path):
     for call in (checkpoint.read, checkpoint.peek):
         with pytest.raises(UserError, match="no es un punto de control.*list"):
             call(tmp_path / "lista.pt")
+
+
+@pytest.mark.parametrize("size", [0, 4, 900])
+def test_a_cut_checkpoint_is_told_alike_whoever_looks_into_it(tmp_path, size):
+    keeper = saved(tmp_path, 1)
+    path = Path(keeper.last)
+    path.write_bytes(path.read_bytes()[:size])
+    for call in (checkpoint.read, checkpoint.peek):
+        with pytest.raises(UserError, match="00001.pt': no es un fichero de PyTorch, o está incompleto o dañado; use "
+                                            "otro .con --resume auto"):
+            call(path)
 
 
 def test_going_back_leaves_the_other_way_aside(tmp_path, capsys):
