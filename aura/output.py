@@ -105,10 +105,12 @@ def read_output(path):
                         "final_model.pt) o de un punto de control (ckpt-00000500.pt)")
     state = read(path, "cópielo otra vez, o indique otro con --checkpoint")
     if isinstance(state.get("config"), dict):
-        if missing := [name for name in ("model", "tokenizer") if name not in state]:
+        kinds = {"model": dict, "ema": dict, "tokenizer": torch.Tensor}
+        state.setdefault("ema", {})
+        if wrong := [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]:
             raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: le falta "
-                            f"{', '.join(missing)}")
-        weights = {**state["model"], **state.get("ema", {})}
+                            f"{', '.join(wrong)}, o no es lo que debe; indique otro")
+        weights = {**state["model"], **state["ema"]}
         try:
             return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
         except UserError as problem:  # WordPiece's, if it is of train_distributed.py

@@ -14,7 +14,7 @@ import sentencepiece
 import torch
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import checkpoint, export, generate, sampling
+from aura import checkpoint, export, generate, output, sampling
 from aura import tokenizer as tokenizers
 from aura.errors import UserError
 from aura.models.gpt import GPT, GPTConfig
@@ -380,6 +380,11 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
     (tmp_path / "x.pt").write_bytes(b"hola")
     torch.save({"config": {"hidden_size": 8}, "model": {}, "tokenizer": torch.zeros(9, dtype=torch.uint8)},
                tmp_path / "bert.pt")
+    foreign = {"config": {}, "model": {}, "tokenizer": torch.zeros(9, dtype=torch.uint8)}
+    for name, value in (("model", 3), ("ema", 3), ("tokenizer", b"x"), ("tokenizer", None)):
+        torch.save({**foreign, name: value}, tmp_path / "ajeno.pt")
+        with pytest.raises(UserError, match=f"ajeno.pt' no es un .* este proyecto: le falta {name}, o no es lo que"):
+            output.read_output(tmp_path / "ajeno.pt")
     for path, why in ((tmp_path / "x.pt", "no es un fichero de PyTorch, o está [^(]*; .* otro con --checkpoint$"),
                       (tmp_path, "es una carpeta; indique el fichero"), (tmp_path / "y.pt", "no existe; indique el"),
                       (os.devnull, "no es un fichero ni una carpeta; "),
@@ -397,6 +402,16 @@ def test_a_model_moved_without_its_description_is_told_the_name_of_it(model, tok
     path.with_suffix(".json").unlink()
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
     with pytest.raises(UserError, match=r"falta 'gpt\.json' \(de train_tensordock\.py, 'model_config\.json'\) junto a"):
+        generate.main()
+
+
+def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "ckpt-00000001.pt")
+    state = checkpoint.read(path)
+    state["model"]["wpe.weight"] = torch.full_like(state["model"]["wpe.weight"], torch.nan)
+    checkpoint.save_file(path, state)
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    with pytest.raises(UserError, match=r"00001.pt': .* no son números finitos en sus pesos .wpe.weight.: .* anterior"):
         generate.main()
 
 
