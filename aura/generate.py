@@ -45,14 +45,13 @@ def main():
         if getattr(model, "halt", None) is None:
             raise UserError(f"--early-exit: {args.checkpoint!r} no tiene cabeza de parada (se entrena con --segments)")
         model.early_exit = True
-    prompt = tokenizer.encode(args.prompt) or [tokenizer.eos_id]
     for number in range(args.num_samples):
         started = time.perf_counter()
-        ids = sampling.generate(model, prompt, args.length, eos_id=tokenizer.eos_id, seed=args.seed + number,
-                                temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+        text, count = sampling.write(model, tokenizer, args.prompt, args.length, seed=args.seed + number,
+                                     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
         seconds = time.perf_counter() - started
-        print(args.prompt + tokenizer.decode(ids))
-        print(f"--- {len(ids)} tokens, {len(ids) / seconds:.0f} tokens/s ---")
+        print(text)
+        print(f"--- {count} tokens, {count / seconds:.0f} tokens/s ---")
     return EXIT_OK
 
 

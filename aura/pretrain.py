@@ -146,12 +146,11 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
 
 def make_sample(args, dist, module, tokenizer, reporter, precision):
     """A function that shows a generated text on rank 0, to be called on all."""
-    prompt = tokenizer.encode(args.sample_prompt) or [tokenizer.eos_id]
 
     def write(step):
-        ids = sampling.generate(module, prompt, args.sample_length, eos_id=tokenizer.eos_id, seed=args.seed,
-                                temperature=0.8, top_k=50)
-        reporter.sample(step, args.sample_prompt + tokenizer.decode(ids))
+        text, _ = sampling.write(module, tokenizer, args.sample_prompt, args.sample_length, seed=args.seed,
+                                 temperature=0.8, top_k=50)
+        reporter.sample(step, text)
 
     def sample(step):
         if not args.sample_length:

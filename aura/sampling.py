@@ -51,3 +51,12 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
     finally:
         model.train(training)
     return tokens[len(prompt):]
+
+
+def write(model, tokenizer, prompt, length, **choice):
+    """(the text `prompt` and how the model goes on with it, the number of new tokens); the rest as generate()."""
+    before = tokenizer.encode(prompt) or [tokenizer.eos_id]
+    ids = generate(model, before, length, eos_id=tokenizer.eos_id, **choice)
+    # Together: a decoder may strip the space that a text begins with, and this one begins in the middle.
+    known, whole = tokenizer.decode(before), tokenizer.decode(before + ids)
+    return prompt + (whole[len(known):] if whole.startswith(known) else tokenizer.decode(ids)), len(ids)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -14,8 +15,9 @@ import sentencepiece
 import torch
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import checkpoint, export, generate, output, sampling
+from aura import checkpoint, export, generate, output, pretrain, sampling
 from aura import tokenizer as tokenizers
+from aura.distributed import Session
 from aura.errors import UserError
 from aura.models.gpt import GPT, GPTConfig
 from tests.support import corpus_text
@@ -307,6 +309,24 @@ def test_a_byte_level_tokenizer_goes_along(model, tmp_path, monkeypatch):
     for text in TEXTS + strings(300, [*ALPHABET, "<|endoftext|>"]):
         assert theirs.encode(text) == ours.encode(text), repr(text)
     assert not (tmp_path / "hf" / "tokenizer.model").exists()
+
+
+@pytest.mark.parametrize("prompt", ["Ana compró", ""])
+def test_the_space_before_what_is_written_stays(model, tmp_path, monkeypatch, capsys, prompt):
+    """Llama's decoder strips the one that a text begins with."""
+    made = hf.SentencePieceBPETokenizer()
+    made.train_from_iterator([rich_text()], vocab_size=300, special_tokens=["<unk>", "</s>"], show_progress=False)
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = tokenizers.load(tmp_path / "tokenizer.json")
+    ids, expected, told = ours.encode("pan en la plaza"), f"{prompt} pan en la plaza".strip(), []
+    assert ours.decode(ids) == "pan en la plaza"
+    monkeypatch.setattr(sampling, "generate", lambda *_, **__: ids)
+    path = save(model, ours, tmp_path / "gpt.pth")
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--prompt", prompt])
+    assert generate.main() == 0 and capsys.readouterr().out.startswith(f"{expected}\n--- {len(ids)} tokens, ")
+    pretrain.make_sample(SimpleNamespace(sample_prompt=prompt, sample_length=9, seed=1), Session(), model, ours,
+                         SimpleNamespace(sample=lambda step, text: told.append(text)), None)(1)
+    assert told == [expected]
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_path, monkeypatch):
