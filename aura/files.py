@@ -136,7 +136,7 @@ def put_in_place(partial, final):
         if not partial.exists():  # else another process has put its own there in between
             sync_directory(final.parent)
             return
-    raise OSError(errno.EBUSY, "otros procesos escriben en la misma carpeta", str(final))
+    raise OSError(0, "otros procesos escriben en la misma carpeta", str(final))
 
 
 def remove_abandoned(directory, name=None):
@@ -252,6 +252,7 @@ def explain(problem):
         errno.ENOTDIR: "una parte de la ruta no es una carpeta",
         errno.EEXIST: "ya existe y no es una carpeta",
         errno.EISDIR: "es una carpeta",
+        errno.EBUSY: "está en uso o es un punto de montaje",
         errno.EIO: "error de lectura o escritura del disco",
         errno.ELOOP: "los enlaces forman un círculo",
         errno.ENAMETOOLONG: "el nombre es demasiado largo",

@@ -1,6 +1,7 @@
 """Files are whole or not there."""
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -138,8 +139,9 @@ def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch, races):
 
     monkeypatch.setattr(os, "rename", raced)
     if races == files.ATTEMPTS:
-        with pytest.raises(OSError, match="otros procesos escriben en la misma carpeta"):
+        with pytest.raises(OSError, match="otros procesos escriben en la misma carpeta") as found:
             files.put_in_place(tmp_path / ".mine.parcial", tmp_path / "a")
+        assert files.explain(found.value) == "otros procesos escriben en la misma carpeta"
         return
     files.put_in_place(tmp_path / ".mine.parcial", tmp_path / "a")
     assert (tmp_path / "a" / "x").read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -150,3 +152,7 @@ def test_a_name_that_cannot_be_taken_leaves_the_old_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.put_in_place(tmp_path / "missing", tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_folder_of_a_mounted_disk_cannot_be_renamed_and_it_says_so():
+    assert files.explain(OSError(errno.EBUSY, "Device or resource busy")) == "está en uso o es un punto de montaje"
