@@ -207,9 +207,11 @@ def _read_config(file):
     try:
         config = json.loads(file.read_text(encoding="utf-8-sig"))
         if not isinstance(config, dict):
-            raise ValueError("no es un objeto")
-    except (OSError, ValueError, RecursionError) as problem:
-        raise UserError(f"{str(file)!r}: no es JSON válido ({problem}); vuelva a descargarlo") from problem
+            raise ValueError("no object")
+    except OSError as problem:
+        raise UserError(f"{str(file)!r}: no se puede leer ({explain(problem)}); compruebe sus permisos") from problem
+    except (ValueError, RecursionError) as problem:
+        raise UserError(f"{str(file)!r}: no es JSON válido; vuelva a descargarlo") from problem
     return config
 
 

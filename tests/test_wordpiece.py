@@ -224,8 +224,17 @@ def test_load_refuses_what_is_not_there(tmp_path):
     with pytest.raises(UserError, match="vocab.txt': no se puede leer el vocabulario WordPiece .no existe."):
         wordpiece.load(tmp_path)
     for config in ("{", "[]", "[" * 100_000):
-        with pytest.raises(UserError, match="tokenizer_config.json': no es JSON válido"):
+        with pytest.raises(UserError, match="tokenizer_config.json': no es JSON válido; vuelva"):
             wordpiece.load(write(tmp_path, SPECIAL, config))
+
+
+def test_a_configuration_that_may_not_be_read_is_not_called_broken(tmp_path, monkeypatch):
+    def denied(self, **_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(UserError, match="tokenizer_config.json': no se puede leer .permiso denegado.; compruebe sus"):
+        wordpiece.load(write(tmp_path, SPECIAL, "{}"))
 
 
 def test_learn(texts):
