@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +59,7 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
         raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; corríjalo y repita la misma orden, "
                             f"que lo guardará; {named}") from problem
     print(f"Modelo guardado en {path}, con {beside.name} y {vocabulary.name}.")
-    print(f"Pruébelo: python -m aura.generate --checkpoint {path} --prompt \"En un lugar\"")
+    print(f"Pruébelo: python -m aura.generate --checkpoint {shlex.quote(str(path))} --prompt \"En un lugar\"")
 
 
 def _beside(args, description):

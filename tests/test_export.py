@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import sys
 from types import SimpleNamespace
 
@@ -423,6 +424,14 @@ def test_a_model_moved_without_its_description_is_told_the_name_of_it(model, tok
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
     with pytest.raises(UserError, match=r"falta 'gpt\.json' \(de train_tensordock\.py, 'model_config\.json'\) junto a"):
         generate.main()
+
+
+def test_the_command_to_try_a_model_with_may_be_pasted(model, tokenizer, tmp_path, capsys):
+    path, data = tmp_path / "mi modelo.pth", SimpleNamespace(meta={"name": "libro"}, sha256="0")
+    output.save_output(SimpleNamespace(output=str(path), checkpoint_dir="c"), model.state_dict(), model.config, data,
+                       tokenizer, SimpleNamespace(step=1, tokens=1), None, "")
+    said = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert said == ["Pruébelo:", "python", "-m", "aura.generate", "--checkpoint", str(path), "--prompt", "En un lugar"]
 
 
 def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkeypatch):
