@@ -81,7 +81,7 @@ def require_free(directory):
         found = {path.name for path in directory.iterdir()}
         if not found:
             return
-        ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8-sig"))
     except NotADirectoryError as problem:
         raise UserError(f"{named}: ya existe y no es una carpeta; indique otro nombre") from problem
     except (OSError, ValueError, TypeError):

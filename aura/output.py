@@ -74,7 +74,7 @@ def written_by(beside):
     """(name of the model, its --checkpoint-dir, the way there from the model's folder) in the description `beside`, or
     None where that is nothing that a run has written."""
     try:
-        arguments = json.loads(beside.read_text(encoding="utf-8"))["arguments"]
+        arguments = json.loads(beside.read_text(encoding="utf-8-sig"))["arguments"]
         model, run = Path(arguments["output"]), Path(arguments["checkpoint_dir"])
         return model.name, run, os.path.relpath(run, model.parent)
     except (OSError, ValueError, KeyError, TypeError):
@@ -122,7 +122,7 @@ def read_output(path):
     if not beside.exists():
         beside = path.with_name(DESCRIPTION)
     try:
-        description = json.loads(beside.read_text(encoding="utf-8"))
+        description = json.loads(beside.read_text(encoding="utf-8-sig"))
         config, vocabulary = description["config"], path.with_name(description["tokenizer"])
         known = description.get("tokenizer_sha256")
     except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -84,7 +84,7 @@ def read_config(folder):
     weights than its file can hold: nothing else would keep a module of any size from being made."""
     path = Path(folder, CONFIG)
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows' Notepad puts a mark
     except (OSError, ValueError, RecursionError) as problem:
         why = explain(problem) if isinstance(problem, OSError) else "no es JSON válido"
         raise UserError(f"--model: no se puede leer {str(path)!r} ({why}): la carpeta debe tener {CONFIG}, "

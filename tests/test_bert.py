@@ -294,6 +294,13 @@ def test_a_configuration_that_cannot_be_read_says_what_the_folder_holds(folder, 
         pretrained.read_config(folder[0])
 
 
+def test_a_configuration_that_windows_has_saved_is_the_same(folder):
+    path = folder[0] / pretrained.CONFIG
+    before = pretrained.read_config(folder[0])
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert pretrained.read_config(folder[0]) == before
+
+
 @pytest.mark.parametrize("name", ["./no-hay", "/no/hay", "a/b/c"])
 def test_a_folder_that_is_not_there(name):
     with pytest.raises(UserError, match="no es una carpeta"):

@@ -335,6 +335,8 @@ def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_pa
     order = ("--checkpoint", path, "--to", "hf", tmp_path / "hf")
     (tmp_path / "hf").mkdir()
     run(monkeypatch, *order)
+    for described in (path.with_suffix(".json"), tmp_path / "hf" / "config.json"):  # as Windows' Notepad saves them
+        described.write_text(described.read_text(encoding="utf-8"), encoding="utf-8-sig")
     run(monkeypatch, *order)
     (tmp_path / "hf" / "notas.txt").write_text("mías")
     with pytest.raises(UserError, match="notas.txt"):

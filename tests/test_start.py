@@ -137,7 +137,8 @@ def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monk
     (tmp_path / "m.pth").write_bytes(b"")
     args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output="m.pth", resume="auto")
     description, run = tmp_path / "m.json", '{"arguments": {"checkpoint_dir": "%s", "output": "%s"}}'
-    for text, told in ((run % ("./a", "m.pth"), True), (run % ("a/../c", "m.pth"), False),
+    for text, told in ((run % ("./a", "m.pth"), True), ("\ufeff" + run % ("a", "m.pth"), True),
+                       (run % ("a/../c", "m.pth"), False),
                        (run % ("/before/c", "/before/m.pth"), False),  # moved as a whole
                        ('{"arguments": []}', False), ("", False)):
         description.write_text(text)
