@@ -347,7 +347,7 @@ def main():
         tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
     except OSError as problem:
         raise UserError(f"--output_dir {args.output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "
-                        "haga sitio o indique otra carpeta") from problem
+                        "corríjalo o indique otra carpeta") from problem
     return run_within_memory(args, dist, data, dataclasses.replace(config, vocab_size=data.vocab_size))
 
 

@@ -84,8 +84,11 @@ def require_free(directory):
         ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8-sig"))
     except NotADirectoryError as problem:
         raise UserError(f"{named}: ya existe y no es una carpeta; indique otro nombre") from problem
-    except (OSError, ValueError, TypeError):
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError):  # no config.json of ours
         ours = False
+    except OSError as problem:
+        raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe sus permisos o indique otra"
+                        ) from problem
     if not ours:
         raise UserError(f"{named}: la carpeta no está vacía y no es una exportación anterior, así que no se "
                         "sobrescribe; indique otra")
@@ -134,7 +137,7 @@ def write_folder(final, config, weights, tokenizer):
             put_in_place(partial, final)
     except (OSError, SafetensorError) as problem:
         reason = explain(problem if isinstance(problem, OSError) else _of_the_system(problem))
-        raise UserError(f"--to hf {str(final)!r}: no se puede guardar ({reason}); indique otra carpeta o haga sitio"
+        raise UserError(f"--to hf {str(final)!r}: no se puede guardar ({reason}); indique otra carpeta o corríjalo"
                         ) from problem
     return sorted(path.name for path in final.iterdir())
 

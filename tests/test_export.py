@@ -8,6 +8,7 @@ import os
 import random
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -348,6 +349,15 @@ def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_pa
         with pytest.raises(UserError, match=why):
             run(monkeypatch, *order[:-1], tmp_path / name)
     assert (tmp_path / "hf" / "notas.txt").read_text() == "mías"
+
+
+def test_a_folder_that_may_not_be_read_is_not_called_full(tmp_path, monkeypatch):
+    def denied(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(UserError, match=f"--to hf '{tmp_path}': no se puede leer .permiso denegado.; .* indique otra"):
+        run(monkeypatch, "--checkpoint", "falta.pth", "--to", "hf", tmp_path)
 
 
 def test_a_full_disk_leaves_the_earlier_export(model, tokenizer, tmp_path, monkeypatch):
