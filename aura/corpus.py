@@ -199,7 +199,8 @@ def _unpacked(path, size):
 
 def open_corpus(name, max_tokens=None, flag="--dataset-name"):
     """The Corpus called `name`: 'muestra', one of HUB, a path to a file or folder, or owner/name[:configuration] on the
-    Hub. flag: the argument that error messages name.
+    Hub. flag: the argument that error messages name. Of a folder every file is read once, however many symbolic links
+    lead to it; each hard link is a file of its own.
 
     Raises UserError when there is no such file or nothing readable in the folder.
     """
@@ -215,7 +216,7 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
                         "propietario/nombre, o la ruta de un .txt, un .jsonl (también .gz) o una carpeta")
     try:
         files = _files_below(path)
-        source = {"kind": "ficheros", **_state_of([file.resolve() for file in files])}
+        source = {"kind": "ficheros", **_state_of(list(dict.fromkeys(file.resolve() for file in files)))}
     except OSError as problem:
         raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                         "permisos o sáquelo de la carpeta") from problem

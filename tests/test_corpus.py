@@ -240,6 +240,15 @@ def test_no_text_of_a_folder_is_passed_over_for_its_name_or_behind_a_link(tmp_pa
     assert corpus.open_corpus(str(where / "LIBRO.TXT")).name == "LIBRO"
 
 
+def test_a_file_of_a_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "b.txt", "uno")
+    write(tmp_path / "sub" / "real.txt", "dos")
+    (tmp_path / "a.txt").symlink_to("sub/real.txt")
+    (tmp_path / "c.txt").symlink_to("b.txt")
+    assert documents(tmp_path) == ["dos", "uno"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 def test_another_form_of_unicode_is_named(tmp_path, encoding):
     """Of letters without accents every byte is valid UTF-8."""
