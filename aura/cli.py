@@ -279,9 +279,9 @@ def add_data(parser):
     """Arguments that choose and prepare the text."""
     group = parser.add_argument_group("datos")
     group.add_argument("--dataset-name", type=path, metavar="NOMBRE|RUTA",
-                       help="muestra (incluida); wikipedia, oscar, c4, spanish u otro del Hub, propietario/nombre; o "
-                            "la ruta de un .txt o .jsonl (también .gz) o de una carpeta; sin ella, lo último que se "
-                            "preparó en --data-dir")
+                       help="muestra (incluida); la ruta de un .txt o .jsonl (también .gz) o de una carpeta; si no la "
+                            "hay, wikipedia, oscar, c4, spanish u otro del Hub, propietario/nombre; sin ella, lo "
+                            "último que se preparó en --data-dir")
     group.add_argument("--dataset-max-tokens", type=number(int, low=1), metavar="N",
                        help="al preparar, se detiene al llegar a N tokens (del Hub, 100 millones si no se indica)")
     group.add_argument("--data-dir", type=path, default="./Data", help="carpeta de los datos preparados")

@@ -198,9 +198,9 @@ def _unpacked(path, size):
 
 
 def open_corpus(name, max_tokens=None, flag="--dataset-name"):
-    """The Corpus called `name`: 'muestra', one of HUB, a path to a file or folder, or owner/name[:configuration] on the
-    Hub. flag: the argument that error messages name. Of a folder every file is read once, however many symbolic links
-    lead to it; each hard link is a file of its own.
+    """The Corpus called `name`: 'muestra', a path to a file or folder that is there, one of HUB, or
+    owner/name[:configuration] on the Hub. flag: the argument that error messages name. Of a folder every file is
+    read once, however many symbolic links lead to it; each hard link is a file of its own.
 
     Raises UserError when there is no such file or nothing readable in the folder.
     """
@@ -208,7 +208,7 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
         size = SAMPLE_BYTES if max_tokens is None else max(SAMPLE_BYTES, 8 * max_tokens)
         return Corpus(name, {"kind": "muestra", "seed": 0, "bytes": size}, size)
     path, on_hub = find(name, f"{flag} {name!r}")
-    if name in HUB or on_hub:
+    if not path.exists() and (name in HUB or on_hub):
         repository, configuration = HUB.get(name) or on_hub.groups()
         return Corpus(_plain_name(name), {"kind": "hub", "repository": repository, "configuration": configuration})
     if not path.exists():

@@ -366,6 +366,9 @@ def test_names_on_the_hub_and_slips_in_paths(tmp_path, monkeypatch):
     for slip in ("datos/libro", "datos/libro.txt", "datso/libro.TXT", "datso/libro.jsonl.gz", "c5", "a/b/c"):
         with pytest.raises(UserError, match=f"--dataset '{slip}': no existe"):
             corpus.open_corpus(slip, flag="--dataset")
+    write(tmp_path / "datos" / "d.txt", "hola")
+    (tmp_path / "datos").rename(tmp_path / "spanish")
+    assert corpus.open_corpus("spanish").source["files"] == [str(tmp_path / "spanish" / "d.txt")], "what is here wins"
 
 
 def test_hub_corpora_stream_and_stop(tmp_path, monkeypatch):
