@@ -134,6 +134,7 @@ def _kind_to_stream(args):
     if args.dataset_max_tokens:
         raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee según se entrena no se "
                         "corta; use --max-steps, o --no-stream para prepararlo antes")
+    pretrain.require_pieces(args)
     return kind
 
 

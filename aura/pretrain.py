@@ -22,6 +22,7 @@ from aura import (
     stream,
     tokens,
 )
+from aura import tokenizer as tokenizers
 from aura.checkpoint import collect
 from aura.errors import EXIT_OK, UserError
 from aura.signals import orderly_stop
@@ -57,6 +58,8 @@ def _find_or_prepare(args, dist, config):
         dist.print("Datos: la muestra incluida. Para usar un corpus de verdad: --dataset-name wikipedia, o la ruta de "
                    "un .txt o .jsonl.")
 
+    require_pieces(args)
+
     def accept(tokenizer):
         if not args.prepare:
             start.require_resumable(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model)
@@ -65,6 +68,15 @@ def _find_or_prepare(args, dist, config):
         corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
         tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)
+
+
+def require_pieces(args):
+    """Raise UserError where --vocab-size was given and is not that of --tokenizer, which alone would decide."""
+    if args.tokenizer and "vocab_size" in args.given:
+        size = tokenizers.load(args.tokenizer).vocab_size
+        if size != args.vocab_size:
+            raise UserError(f"--vocab-size {args.vocab_size}: --tokenizer {args.tokenizer!r} tiene {size} piezas; "
+                            "quite --vocab-size, o quite --tokenizer y se entrenará uno de ese tamaño")
 
 
 def make_loaders(args, dist, data):

@@ -10,8 +10,9 @@ import torch
 
 import hrm_training_large_1b
 import hrm_training_small_100m
-from aura import hrm_training, scaling
+from aura import distributed, hrm_training, scaling, tokenizer
 from aura.distributed import Session
+from aura.errors import UserError
 from tests.hub import Hub
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run, run_ranks
 
@@ -153,6 +154,22 @@ def test_a_stream_has_no_epochs(book, tmp_path):
 def test_what_would_be_without_effect_is_refused(book, tmp_path, words, said):
     code, output = train(tmp_path, "--dataset", book, *TINY, *words)
     assert code == 2 and said in output and len(output.splitlines()) == 1, output
+
+
+@pytest.mark.parametrize("way", [["--stream"], ["--prepare"]])
+def test_a_tokenizer_of_another_size_than_was_asked_for_is_refused(book, tmp_path, way):
+    model = tmp_path / "t.model"
+    model.write_bytes(tokenizer.train([corpus_text()], 400).model)
+
+    def load(*words):
+        words = ["--dataset", book, "--tokenizer", model, "--data-dir", tmp_path / "Data", *way, *words]
+        args = hrm_training_small_100m.build_parser().parse_args(list(map(str, words)))
+        config = hrm_training.complete(args, hrm_training_small_100m.PRESETS)
+        return hrm_training.load_data(args, distributed.Session(), config)
+
+    with pytest.raises(UserError, match="--vocab-size 500: --tokenizer '.*t.model' tiene 400 piezas; quite"):
+        load("--vocab-size", 500)
+    assert load("--vocab-size", 400).vocab_size == load().vocab_size == 400, "a preset's size counts for nothing"
 
 
 def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
