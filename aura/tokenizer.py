@@ -354,13 +354,14 @@ def train(texts, vocab_size, note=print, named="el corpus"):
 
 def _bounded_lines(texts):
     lines, size = [], 0
-    for text in texts:
-        for line in text.split("\n"):
-            if line.strip() and line.strip("\0"):  # of a NUL the trainer learns nothing
-                lines += [line[start:start + LINE_CHARACTERS] for start in range(0, len(line), LINE_CHARACTERS)]
-                size += len(line)
-        if size >= SAMPLE_BYTES:
+    pieces = (line[start:start + LINE_CHARACTERS] for text in texts for line in text.split("\n")
+              if line.strip() and line.strip("\0")  # of a NUL the trainer learns nothing
+              for start in range(0, len(line), LINE_CHARACTERS))
+    for piece in pieces:
+        size += len(piece.encode("utf-8"))
+        if size > SAMPLE_BYTES:  # also within a text: one record may be longer
             break
+        lines.append(piece)
     return lines
 
 

@@ -128,6 +128,13 @@ def test_of_text_with_spaces_nothing_else_is_learned(tokenizer, monkeypatch):
     assert train([corpus_text()], 400).model == tokenizer.model
 
 
+@pytest.mark.parametrize("text", ["ñandú " * 9000, "ñandú de la pampa\n" * 3000])
+def test_the_sample_ends_within_a_text_too(monkeypatch, text):
+    monkeypatch.setattr(tokenizers, "SAMPLE_BYTES", 40_000)
+    sizes = [len(line.encode()) for line in tokenizers._bounded_lines([text])]
+    assert 30_000 < sum(sizes) <= 40_000
+
+
 def test_empty_text():
     with pytest.raises(UserError, match="vacío"):
         train([" \n \n"], 300)
