@@ -29,6 +29,7 @@ RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estima
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 256 << 20
 NAME_BYTES = 180  # of a folder's name, to which names in it or beside it add as much as 60: file systems take 255
+HEAD_BYTES = 1000  # looked at to tell UTF-16 without a mark
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 NOT_UTF8 = "no es UTF-8 válido"
@@ -360,7 +361,7 @@ def _lines(file, path, damage, whole, offset=0, number=0):
         if offset == len(raw):  # the file's beginning, and not a later piece of its first line
             raw = raw.removeprefix(codecs.BOM_UTF8)
             # ASCII so written passes for valid UTF-8.
-            if other := next((name for mark, name in OTHER_MARKS if raw.startswith(mark)), None):
+            if other := _other_unicode(raw + file.peek(HEAD_BYTES)):
                 raise UserError(f"{str(path)!r}: está en {other}; conviértalo, por ejemplo con iconv -f {other} -t "
                                 "UTF-8")
         try:
@@ -374,6 +375,17 @@ def _lines(file, path, damage, whole, offset=0, number=0):
     if decoder.getstate()[0]:  # the file ends in the middle of a character
         damage.add(path, number, NOT_UTF8)
         yield number, "\ufffd", None
+
+
+def _other_unicode(head):
+    """The form of Unicode that a file which begins so is in, or None: by its mark or, where every other byte is a NUL,
+    as of Latin letters in UTF-16, without one."""
+    marked = next((name for mark, name in OTHER_MARKS if head.startswith(mark)), None)
+    head = head[:HEAD_BYTES]
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if marked or min(even, odd) or max(even, odd) <= max(1, len(head) // 4):
+        return marked
+    return "UTF-16BE" if even else "UTF-16LE"
 
 
 def _json_documents(lines, path, damage):

@@ -257,6 +257,16 @@ def test_another_form_of_unicode_is_named(tmp_path, encoding):
         documents(path)
 
 
+@pytest.mark.parametrize("text", ["¿Qué? —No— «ñandú»\n" * 300, "This is a line\n" * 300, "\n\nhola", "a" * 3_000_000])
+@pytest.mark.parametrize("name", ["d.txt", "d.txt.gz"])
+@pytest.mark.parametrize("form", ["UTF-16LE", "UTF-16BE"])
+def test_utf_16_without_a_mark_is_named(tmp_path, form, name, text):
+    content = text.encode(form)
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(UserError, match=f"{name}.* está en {form}; .* iconv -f {form} -t"):
+        documents(path)
+
+
 def test_one_bad_line_counts_the_same_in_whatever_file_it_is(tmp_path):
     for bad, good in (("a", "b"), ("b", "a")):
         write(tmp_path / f"{bad}.txt", b"buena\n" * 20 + b"mala \xff\n")
