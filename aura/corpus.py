@@ -355,15 +355,15 @@ def _lines(file, path, damage, whole, offset=0, number=0):
         if fresh:
             number += 1
             damage.lines += 1
-        if whole and len(raw) == limit and not raw.endswith(b"\n"):
-            raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
-        fresh = raw.endswith(b"\n")
-        if offset == len(raw):  # the file's beginning, and not a later piece of its first line
-            raw = raw.removeprefix(codecs.BOM_UTF8)
-            # ASCII so written passes for valid UTF-8.
-            if other := _other_unicode(raw + file.peek(HEAD_BYTES)):
+            if whole and len(raw) == limit and not raw.endswith(b"\n"):
+                raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
+            # At the file's beginning; ASCII so written passes for valid UTF-8.
+            if offset == len(raw) and (other := _other_unicode(raw + file.peek(HEAD_BYTES))):
                 raise UserError(f"{str(path)!r}: está en {other}; conviértalo, por ejemplo con iconv -f {other} -t "
                                 "UTF-8")
+            if raw[0] == 0xEF:  # of a mark, also within: the file may be several put together
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+        fresh = raw.endswith(b"\n")
         try:
             text = decoder.decode(raw, final=fresh)
         except UnicodeDecodeError:

@@ -137,8 +137,15 @@ def test_a_text_in_another_encoding_is_an_error_before_much_of_it_is_read(tmp_pa
         next(reading)
 
 
-def test_a_byte_order_mark_is_one_at_the_beginning_alone(tmp_path, monkeypatch):
-    """Elsewhere it is a character of the text, also where a piece of a long first line begins with it."""
+def test_a_byte_order_mark_is_one_at_the_beginning_of_a_line(tmp_path):
+    """As where files of Windows were put together in one."""
+    text = write(tmp_path / "d.txt", "\ufeffuno\r\n" * 3)
+    records = write(tmp_path / "d.jsonl", '\ufeff{"text": "uno"}\r\n' * 3)
+    assert documents(text) == ["uno\nuno\nuno"] and documents(records) == ["uno"] * 3
+
+
+def test_within_a_line_a_byte_order_mark_is_a_character(tmp_path, monkeypatch):
+    """Also where a piece of a long line begins with it."""
     monkeypatch.setattr(corpus, "CHUNK_BYTES", 9)
     path = write(tmp_path / "d.txt", "\ufeffabcdef\ufeffghi")
     assert "".join(corpus.open_corpus(str(path)).documents()) == "abcdef\ufeffghi"
