@@ -222,7 +222,7 @@ def show_plan(args, job, card, tokens, counted, note):
     note(f"Plan para {card.name}, preset {args.preset}:")
     presets = ladder(args, job.config)
     for line in plan.lines(job, card.memory, steps=steps, steps_per_epoch=per_epoch, peak_flops=card.flops,
-                           target_hours=args.target_hours, presets=presets):
+                           target_hours=args.target_hours, presets=presets, by_steps=args.max_steps is not None):
         note(line)
     if args.gpu and (names := report.cards_like(args.gpu)):
         note(f"--gpu {args.gpu!r}: si es {' o '.join(map(repr, names))}, escriba ese nombre y el plan dirá el tiempo.")

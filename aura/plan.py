@@ -388,20 +388,22 @@ def fitting_steps(job, target_hours, peak_flops, utilisation=UTILISATION):
     return int(target_hours * 3600 * peak_flops * utilisation // flops)
 
 
-def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=UTILISATION):
-    """One Spanish line: whether `steps` steps meet target_hours, and if not how many epochs, or else steps, would."""
+def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=UTILISATION, by_steps=False):
+    """One Spanish line: whether `steps` steps meet target_hours, and if not how many epochs, or else steps, would.
+    by_steps: --max_steps was given, over which --epochs has no say."""
     needed = hours(job, steps * job.tokens_per_step, peak_flops, utilisation)
     most = fitting_steps(job, target_hours, peak_flops, utilisation)
     if steps <= most:
         return f"CUMPLE: {needed:.1f} h de las {target_hours:g} h disponibles"
     late = f"NO CUMPLE: pide {needed:.1f} h y hay {target_hours:g} h"
     epochs = most // steps_per_epoch
-    if epochs:
+    if epochs and not by_steps:
         fits = hours(job, epochs * steps_per_epoch * job.tokens_per_step, peak_flops, utilisation)
         return f"{late}; con --epochs {epochs} serían {fits:.1f} h"
     if not most:
         return f"{late}; no cabe ni un paso"
-    return (f"{late}; no cabe ni una época: caben {most * job.tokens_per_step} tokens, --max_steps {most} "
+    none = "" if epochs else "no cabe ni una época: "
+    return (f"{late}; {none}caben {most * job.tokens_per_step} tokens, --max_steps {most} "
             f"({100 * most / steps_per_epoch:.0f} % de una época)")
 
 
@@ -417,7 +419,7 @@ def _without_checkpointing(job, available, tokens, peak_flops, utilisation):
 
 
 def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hours=72.0, utilisation=UTILISATION,
-          presets=()):
+          presets=(), by_steps=False):
     """The plan as Spanish console lines: memory by part against `available` bytes, tokens, FLOPs, hours, verdict."""
     config = job.config
     phase, parts = worst_phase(job)
@@ -450,7 +452,8 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
         needed = hours(job, tokens, peak_flops, utilisation)
         shown.append(f"Tiempo: {needed:.1f} h a {peak_flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
                      f"{100 * utilisation:.0f} % (MFU {mfu:.0f} %)")
-        shown.append(f"Veredicto: {verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation)}")
+        told = verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation, by_steps)
+        shown.append(f"Veredicto: {told}")
     if job.grad_checkpointing and fits:
         shown.append(_without_checkpointing(job, available, tokens, peak_flops, utilisation))
     return shown

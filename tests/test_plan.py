@@ -248,14 +248,17 @@ def test_verdicts_name_what_would_fit_exactly():
     wanted = plan.Job(SMALL, 8, 4)
     flops = wanted.tokens_per_step * plan.hardware_flops_per_token(wanted)
 
-    def verdict(steps, seconds_a_step):
-        return plan.verdict(wanted, steps, 1000, flops / seconds_a_step / 0.5, 1.0, 0.5)
+    def verdict(steps, seconds_a_step, by_steps=False):
+        return plan.verdict(wanted, steps, 1000, flops / seconds_a_step / 0.5, 1.0, 0.5, by_steps)
 
     assert verdict(3600, 1.0) == "CUMPLE: 1.0 h de las 1 h disponibles"
     assert verdict(3601, 1.0).startswith("NO CUMPLE: ")
     assert verdict(5000, 1.0) == "NO CUMPLE: pide 1.4 h y hay 1 h; con --epochs 3 serían 0.8 h"
     assert verdict(5000, 4.0) == ("NO CUMPLE: pide 5.6 h y hay 1 h; no cabe ni una época: caben "
                                   f"{900 * 8 * 4 * 256} tokens, --max_steps 900 (90 % de una época)")
+    assert verdict(5000, 1.0, True) == ("NO CUMPLE: pide 1.4 h y hay 1 h; caben "
+                                        f"{3600 * 8 * 4 * 256} tokens, --max_steps 3600 (360 % de una época)")
+    assert verdict(5000, 4.0, True) == verdict(5000, 4.0)
     assert "ni un paso" in verdict(5000, 4000.0)
     assert plan.fitting_steps(wanted, 1.0, flops / 0.5, 0.5) == 3600
 

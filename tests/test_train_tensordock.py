@@ -353,6 +353,13 @@ def test_the_plan_has_the_steps_of_the_run(book, tmp_path):
     assert re.findall(r"por paso x (\d+) pasos", output) == ["9", "9"]
 
 
+@pytest.mark.parametrize("asked", ["--max_steps", "--epochs"])
+def test_what_takes_too_long_is_told_by_what_was_asked_for(dry_run, asked):
+    code, output = dry_run("--dataset_path", "muestra", "--gpu", "NVIDIA A100-SXM4-80GB", "--gpu_gb", 80, asked, 10**6)
+    told = next(line for line in output.splitlines() if line.startswith("Veredicto: "))
+    assert code == 0 and "NO CUMPLE" in told and re.findall(r"--\w+", told) == [asked]
+
+
 def test_preparing_and_a_dry_run_exclude_each_other(dry_run):
     assert "--prepare prepara los datos: quite uno de los dos" in dry_run("--prepare")[0]
 
