@@ -75,8 +75,13 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
     def on_main():
         kept = Path(data_dir) / f"{corpus.name}.{vocab_size}.{corpus.fingerprint()[:12]}.tokenizer.model"
         try:
-            if tokenizer_path or kept.is_file():
-                tokenizer = tokenizers.load(tokenizer_path or kept)
+            if tokenizer_path:
+                tokenizer = tokenizers.load(tokenizer_path)
+            elif kept.is_file():
+                try:
+                    tokenizer = tokenizers.load(kept, "el tokenizador guardado")
+                except UserError as problem:
+                    raise UserError(f"{problem}; bórrelo, y se entrenará de nuevo") from problem
             else:
                 require_writable_directory(data_dir, "--data-dir")
                 dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")

@@ -372,6 +372,19 @@ def test_a_kept_tokenizer_is_that_of_this_text_and_vocabulary(tmp_path, monkeypa
     assert [opened(*which).sha256 for which in asked] == [data.sha256 for data in made], "a resumed run finds its own"
 
 
+def test_a_kept_tokenizer_that_is_damaged_names_the_way_out(folder, tmp_path):
+    def opened():
+        return stream.open_stream(corpus.open_corpus(str(folder)), tmp_path / "Data", Session(), vocab_size=330)
+
+    whole = opened().sha256
+    [kept] = (tmp_path / "Data").iterdir()
+    kept.write_bytes(kept.read_bytes()[:1000])
+    with pytest.raises(UserError, match=rf"^el tokenizador guardado '.*{kept.name}': no es .*; bórrelo, y se"):
+        opened()
+    kept.unlink()
+    assert opened().sha256 == whole
+
+
 def test_a_tokenizer_that_cannot_be_kept_is_one_line(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
