@@ -329,9 +329,10 @@ class _Reader:
                 some = True
                 yield block
             if whole and not some:
-                raise UserError(f"el corpus {share.corpus.name!r} no da a cada uno de los {share.world_size} procesos "
-                                f"una ventana de {share.seq_len} + 1 tokens: use más texto, menos procesos o un "
-                                "--seq-len menor")
+                each, fewer = ((f"a cada uno de los {share.world_size} procesos ", ", menos procesos")
+                               if share.world_size > 1 else ("", ""))
+                raise UserError(f"el corpus {share.corpus.name!r} no da {each}una ventana de {share.seq_len} + 1 "
+                                f"tokens: use más texto{fewer} o un --seq-len menor")
             place = _Place(place.epoch + 1)
 
     def _blocks_of_epoch(self, place: _Place) -> Iterator[tuple[_Place, torch.Tensor]]:

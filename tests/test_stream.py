@@ -276,6 +276,9 @@ def test_too_little_text_for_one_rank_ends_all_of_them(tmp_path, model):
     assert [code for code, _ in results] == [2, 2]
     assert "rango 1: el corpus 'd' no da a cada uno de los 2 procesos una ventana de 16 + 1" in results[0][1]
     assert not any("Traceback" in output for _, output in results)
+    path.write_text('{"text": "hola"}')
+    with pytest.raises(UserError, match=r"'d' no da una ventana de 16 \+ 1 tokens: use más texto o un --seq-len menor"):
+        loader(path, model)
 
 
 def test_what_breaks_while_training_comes_out_of_next(tmp_path, model, monkeypatch):
