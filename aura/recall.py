@@ -43,7 +43,7 @@ def arguments(args, state, fixed, flag, note):
         raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
                         "cero en otra --output_dir")
     places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
-    for name in sorted(asked - places):
+    for name in sorted(asked - places - {"prepare", "dry_run"}):  # these two say what to do now, not how to train
         note(f"Cambia respecto al punto de control: {flag(name)} {before[name]} -> {getattr(args, name)}.")
     moved = Path(before["checkpoint_dir"]).resolve() != Path(args.checkpoint_dir).resolve()
     for name in before.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:

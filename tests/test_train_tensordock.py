@@ -157,6 +157,13 @@ def test_a_tokenizer_is_the_same_however_its_path_is_written(before, now, same, 
         recall.arguments(args, state, script.FIXED, script.flag, pytest.fail)
 
 
+def test_what_is_to_be_done_now_is_no_change(tmp_path):
+    args = script.build_parser().parse_args(["--prepare", "--dry_run", "--checkpoint_dir", str(tmp_path)])
+    before = {**vars(args), "prepare": False, "dry_run": False, "dataset_name": "libro.txt"}
+    recall.arguments(args, {"arguments": before}, script.FIXED, script.flag, pytest.fail)
+    assert args.prepare and args.dry_run
+
+
 def test_auto_is_what_was_recorded_and_epochs_replace_steps(trained):
     words = ["--resume_from", "salida", "--model_preset", "auto", "--epochs", 1, "--seq_len", 32, "--dry_run"]
     code, output = train(trained.parent, *words)
