@@ -92,6 +92,9 @@ def complete(args, presets):
     if args.benchmark and args.prepare:
         raise UserError("--benchmark y --prepare se excluyen: --benchmark prepara los datos que falten y mide con "
                         "ellos; quite uno de los dos")
+    if "ponder_price" in args.given and args.segments == 1:
+        raise UserError(f"--ponder-price {args.ponder_price:g} es el precio de un segmento más, y solo hay uno: quite "
+                        "esa opción, o indique --segments 2 o más")
     config = hrm.HRMConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(hrm.HRMConfig)})
     config.check()
     return config

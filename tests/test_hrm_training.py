@@ -150,6 +150,7 @@ def test_a_stream_has_no_epochs(book, tmp_path):
     (["--stream", "--prepare"], "--stream y --prepare"),
     (["--benchmark", "--fsdp"], "quite --fsdp"),
     (["--benchmark", "--prepare"], "--benchmark y --prepare"),
+    (["--ponder-price", "3"], "--ponder-price 3 es el precio de un segmento más, y solo hay uno: quite"),
 ])
 def test_what_would_be_without_effect_is_refused(book, tmp_path, words, said):
     code, output = train(tmp_path, "--dataset", book, *TINY, *words)
