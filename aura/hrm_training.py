@@ -110,8 +110,9 @@ def load_data(args, dist, config):
     missing = kind == "ficheros" and not corpus.path_called(args.dataset_name, "--dataset").exists()
     found = None if missing else corpus.open_corpus(args.dataset_name, flag="--dataset")
     if missing or found.source["kind"] != kind:
-        raise UserError(f"--dataset {args.dataset_name!r}: está en la máquina del rango 0 y no en esta: cópielo aquí, "
-                        "o use --no-stream, que lo prepara y lo envía")
+        where = ("es del Hub en la máquina del rango 0, y en esta un fichero o una carpeta: cámbielo aquí de nombre"
+                 if kind == "hub" else "está en la máquina del rango 0 y no en esta: cópielo aquí")
+        raise UserError(f"--dataset {args.dataset_name!r}: {where}, o use --no-stream, que lo prepara y lo envía")
     return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size, tokenizer_path=args.tokenizer,
                               val_fraction=args.val_fraction)
 

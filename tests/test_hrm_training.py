@@ -140,6 +140,16 @@ def test_text_that_only_the_first_machine_has(book, tmp_path, stream):
     assert not any("Traceback" in output for _, output in results)
 
 
+def test_a_name_of_the_hub_that_is_a_folder_on_one_machine_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spanish").mkdir()
+    (tmp_path / "spanish" / "d.txt").write_text("hola")
+    args = hrm_training_small_100m.build_parser().parse_args(["--dataset", "spanish"])
+    elsewhere = argparse.Namespace(run_on_main=lambda _: "hub")
+    with pytest.raises(UserError, match="'spanish': es del Hub en la máquina del rango 0, y en esta un .*de nombre, o"):
+        hrm_training.load_data(args, elsewhere, None)
+
+
 def test_a_stream_has_no_epochs(book, tmp_path):
     code, output = train(tmp_path, "--dataset", book, *TINY, "--stream", "--epochs", 2)
     assert code == 2 and "--epochs 2" in output and "--max-steps" in output and len(output.splitlines()) == 1
