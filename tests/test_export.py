@@ -452,8 +452,10 @@ def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkey
     state["model"]["wpe.weight"] = torch.full_like(state["model"]["wpe.weight"], torch.nan)
     checkpoint.save_file(path, state)
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
-    with pytest.raises(UserError, match=r"00001.pt': .* no son números finitos en sus pesos .wpe.weight.: .* anterior"):
-        generate.main()
+    for write in (generate.main, lambda: run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf")):
+        with pytest.raises(UserError, match=r"1.pt': .* no son números finitos en sus pesos .wpe.weight.: .* anterior"):
+            write()
+    assert not (tmp_path / "hf").exists()
 
 
 @pytest.mark.parametrize("damage, why", [

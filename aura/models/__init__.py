@@ -16,8 +16,8 @@ def build(config):
 def described(values, weights, named):
     """The GPTConfig or HRMConfig of a saved model: `values` and `weights` as its files hold them.
 
-    named: how the error message calls them. Raises UserError for what is damaged, of another program, or does not
-    belong together.
+    named: how the error message calls them. Raises UserError for what is damaged, of another program, not finite, or
+    does not belong together.
     """
     values = values if isinstance(values, dict) else {"config": values}
     kind = hrm.HRMConfig if "h_cycles" in values else gpt.GPTConfig
@@ -35,6 +35,9 @@ def described(values, weights, named):
         expected = {name: value.shape for name, value in build(config).state_dict().items()}
     if {name: getattr(value, "shape", None) for name, value in weights.items()} != expected:
         raise UserError(f"{named}: los pesos no corresponden a su configuración")
+    if wrong := next((name for name, value in weights.items() if not value.isfinite().all()), None):
+        raise UserError(f"{named}: hay valores que no son números finitos en sus pesos ({wrong}): el entrenamiento "
+                        "divergió; indique un punto de control anterior")
     return config
 
 
