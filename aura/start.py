@@ -165,7 +165,7 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
         progress.lr_scale = 1.0
     if progress.lr_scale != 1:
         dist.print(f"La tasa de aprendizaje sigue siendo la prevista por {progress.lr_scale:g}, por lo que antes no "
-                   "fue finito; otro --lr valdría entero.")
+                   "fue finito; si indica otro --lr, vale tal cual.")
     if synced and synced.setting and "own" not in state:
         dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
                    "que guardó alguno.")

@@ -1,6 +1,6 @@
-// How autograd goes through the operators: what a forward keeps, and the operator that turns it back. In C++: by way of
-// Python (torch.library.register_autograd) a forward of next to no work takes four times as long, longer than a GPU
-// takes for a small one (benchmarks/kernels.py --only call).
+// How autograd goes through the operators: what a forward keeps, and the operator that turns it back. In C++, since a
+// call that goes by way of Python, as torch's register_autograd does, may take longer than a GPU needs for a small one
+// (benchmarks/kernels.py --only call says what it takes).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros_like.h>

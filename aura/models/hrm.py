@@ -263,7 +263,7 @@ class HRM(nn.Module):
         start = 0 if cache is None else cache.length
         rotation = self._rotation(start, tokens.shape[1], embedded.device)
         if cu_seqlens is not None:
-            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)  # else the first batch's number of documents has graphs
+            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)  # or the first batch's has graphs of its own
         z_h, z_l = embedded, self.start.to(embedded.dtype).expand_as(embedded)
         for segment in range(config.segments):
             if segment:  # from the states of the one before, without their gradients, and from the text again
