@@ -1,6 +1,6 @@
 """What a training run of a GPT needs and costs, computed before anything is allocated.
 
-    job = plan.Job(gpt.PRESETS["gpt2-xl"], batch_size=8, grad_checkpointing=True, precision="bf16")
+    job = plan.Job(gpt.PRESETS["gpt2-xl"], batch_size=8, grad_checkpointing="selective", precision="bf16")
     plan.peak(job), backend.device_memory(device)              bytes
     plan.hours(job, tokens, plan.device_flops(device, "bf16"))
 
@@ -54,13 +54,18 @@ class Job:
     config: gpt.GPTConfig
     batch_size: int = 1
     grad_accum: int = 1
-    grad_checkpointing: bool = False
+    grad_checkpointing: str | bool = False  # as a gpt.GPT takes it
     precision: str = "fp32"  # bf16 | fp16 | fp32
     optimizer: str = "adamw"  # of optim.NAMES
     device_type: str = "cuda"
     fused: bool = False
     ema: bool = False  # an average of the weights is kept
     saves: bool = False  # checkpoints are written behind, from a copy that host memory keeps: a CPU's own
+
+    @property
+    def selective(self):
+        """Whether of a block one half is computed again."""
+        return self.grad_checkpointing == "selective"
 
     @property
     def tokens_per_step(self):
@@ -148,8 +153,9 @@ class _Sizes:
     them mean and rstd of two norms and the log-sum-exp of attention in float32: 16 N + 4 N H. torch's operators and
     ours keep the same, but for dropout: ours keep seeds, torch's a mask for each (of w on the CPU, of 1 on CUDA), and
     on the CPU torch then writes attention out: three float32 of B H T T, and q, k and v copied as float32.
-    With checkpointing a block keeps its two inputs, the branch to be added (w; the first has none) and the residual
-    (4), and in its backward all of the above comes back.
+    With full checkpointing a block keeps its two inputs, the branch to be added (w; the first has none) and the
+    residual (4), and in its backward all of the above comes back. With the selective one it keeps what attention does
+    and that branch and residual: 6 w + 4; the rest comes back.
     """
 
     def __init__(self, job):
@@ -169,15 +175,22 @@ class _Sizes:
         # A float32 norm that has yet to be rounded: all but our kernels on a GPU write it.
         self.widened = self.stream if self.mixed and not (job.fused and job.device_type == "cuda") else 0
         block = self._block(job, norm)
-        if job.grad_checkpointing:
+        self.selective, self.full = job.selective, job.grad_checkpointing and not job.selective
+        if self.full:
             self.first -= self.branch
             self.kept, self.again = self.stream + self.branch, block
             self.inside = 2 * self.stream + 8 * self.branch
+        elif self.selective:
+            second = 9 * self.branch + self.stream + norm
+            self.kept, self.again = block - second + self.branch, second
+            self.inside = self.stream + 8 * self.branch
         else:
             self.first += norm + self.stream  # the embeddings' sum, which the first norm keeps
             self.kept, self.again = block, 0
             self.inside = self.stream + self.branch + self.widened
         self.block_copies = 24 * self.square if self.mixed else 0
+        # Of those, what the graph keeps for a block's backward; what is computed again makes its own.
+        self.held_copies = 0 if self.full else self.block_copies // (3 if self.selective else 1)
         # On a GPU products are added to float32 gradients as they are made, and copies live as long as the step
         # (products.py).
         self.direct = self.mixed and job.device_type == "cuda"
@@ -218,7 +231,7 @@ def _block_backward(job, sizes, blocks, before, made):
         activations += stream  # the residual's gradient, of whose size the first block keeps nothing new
     return {"activations": sizes.first + blocks * sizes.kept + sizes.again + activations,
             "gradients": (before or made) + sizes.head + gradients,
-            "copies": sizes.copies or sizes.block_copies * (1 if job.grad_checkpointing else blocks) - freed}
+            "copies": sizes.copies or sizes.held_copies * (blocks - 1) + sizes.block_copies - freed}
 
 
 def phases(job):
@@ -229,7 +242,7 @@ def phases(job):
     activations shrink as they grow; later ones find them all. The head is tied: its gradient waits for the embedding's,
     and at the end of backward both exist, with their sum where the head's is a transposed view (torch's, float32).
     autocast keeps a 16-bit copy of each matrix until forward ends, and the graph those of the blocks whose backward is
-    to come; a checkpointed block makes its own again. On a GPU they are kept for the whole step.
+    to come; what is computed again makes its own. On a GPU they are kept for the whole step.
 
     CUDA: the same by reasoning; tests/gpu/test_plan.py compares it with what a card holds. torch's fused attention
     keeps q, k, v, the output and its log-sum-exp as well, layer_norm its float32 input and statistics.
@@ -247,8 +260,7 @@ def phases(job):
         "forward": {"activations": sizes.stored + sizes.inside, "gradients": before, "copies": copies},
         "loss": {"activations": sizes.stored + hidden, "gradients": before, "loss": loss, "copies": copies},
         "loss_backward": {"activations": sizes.stored + hidden, "gradients": before, "loss": loss_backward,
-                          "copies": sizes.copies or (0 if job.grad_checkpointing
-                                                     else sizes.layers * sizes.block_copies)},
+                          "copies": sizes.copies or sizes.layers * sizes.held_copies},
         "last_block": _block_backward(job, sizes, sizes.layers, before, 0),
         "first_block": _block_backward(job, sizes, 1, before, made),
         "embedding": {"activations": sizes.tokens, "gradients": (before or sizes.weights - head) + 2 * head + tied,
@@ -315,14 +327,17 @@ def _settings(job, presets):
         length //= 2
     configs += [(smaller, f" {flags}") for flags, smaller in presets if smaller.parameters() < config.parameters()]
     batches = [size for size in range(min(job.batch_size, LARGEST_BATCH), 0, -1) if total % size == 0]
-    runs = [(job.grad_checkpointing, job.batch_size), *((True, size) for size in batches)]
+    runs = [(job.grad_checkpointing, job.batch_size)]
+    if not job.grad_checkpointing:
+        runs.append(("selective", job.batch_size))
+    runs += [("full", size) for size in batches]
     for other, config_flags in configs:
         for optimizer in lighter:
             for checkpointing, size in runs:
                 flags, is_preset = config_flags, "--model_preset" in config_flags  # whose own recipe would be another
                 flags += f" --optimizer {optimizer}" if optimizer != job.optimizer else ""
-                if checkpointing and (is_preset or not job.grad_checkpointing):
-                    flags += " --gradient_checkpointing"
+                if checkpointing and (is_preset or checkpointing != job.grad_checkpointing):
+                    flags += f" --gradient_checkpointing {checkpointing}"
                 if size != job.batch_size or is_preset:
                     flags += f" --batch_size {size} --gradient_accumulation_steps {total // size}"
                 yield replace(job, config=other, optimizer=optimizer, grad_checkpointing=checkpointing, batch_size=size,
@@ -346,15 +361,17 @@ def alternatives(job, available, presets=()):
 
 
 def hardware_flops_per_token(job):
-    """FLOPs a device carries out per token: the model's (config.flops_per_token), with checkpointing plus the blocks'
-    forward once more, without their last product. Only the model's count towards MFU (Chowdhery et al. 2022,
-    appendix B)."""
+    """FLOPs a device carries out per token: the model's (config.flops_per_token) and, with checkpointing, what is
+    computed again: the MLP's first product, and if it is full the attention before it as well. Only the model's count
+    towards MFU (Chowdhery et al. 2022, appendix B)."""
     config = job.config
     model = config.flops_per_token()
     if not job.grad_checkpointing:
         return model
-    left_out = 2 * (config.vocab_size + config.n_layer * 4 * config.n_embd) * config.n_embd  # the head, the products
-    return model + model // 3 - left_out
+    product = 8 * config.n_layer * config.n_embd**2
+    if job.selective:
+        return model + product
+    return model + model // 3 - 2 * config.vocab_size * config.n_embd - product
 
 
 def device_flops(device, precision):
@@ -407,15 +424,18 @@ def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=U
             f"({100 * most / steps_per_epoch:.0f} % de una época)")
 
 
-def _without_checkpointing(job, available, tokens, peak_flops, utilisation):
-    """One Spanish line: what the job would take if it computed nothing twice."""
-    whole = replace(job, grad_checkpointing=False)
-    size, share = peak(whole), hardware_flops_per_token(whole) / hardware_flops_per_token(job)
-    if size > available:
-        return f"Sin gradient checkpointing pediría {size / 1e9:.2f} GB: no cabe"
-    time = f": {hours(whole, tokens, peak_flops, utilisation):.1f} h" if peak_flops else ""
-    return (f"Consejo: sobra memoria; con --no_gradient_checkpointing también cabe ({size / 1e9:.2f} GB) y el cálculo "
-            f"es un {100 * (1 - share):.0f} % menor{time}")
+def _computing_less(job, available, tokens, peak_flops, utilisation):
+    """One Spanish line: what the job would take if it computed nothing twice, or less where that does not fit."""
+    lighter = [(replace(job, grad_checkpointing=False), "--no_gradient_checkpointing")]
+    if not job.selective:
+        lighter.append((replace(job, grad_checkpointing="selective"), "--gradient_checkpointing selective"))
+    for other, flags in lighter:
+        if peak(other) <= available:
+            share = hardware_flops_per_token(other) / hardware_flops_per_token(job)
+            time = f": {hours(other, tokens, peak_flops, utilisation):.1f} h" if peak_flops else ""
+            return (f"Consejo: sobra memoria; con {flags} también cabe ({peak(other) / 1e9:.2f} GB) y el cálculo es un "
+                    f"{100 * (1 - share):.0f} % menor{time}")
+    return f"Sin gradient checkpointing pediría {peak(lighter[0][0]) / 1e9:.2f} GB: no cabe"
 
 
 def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hours=72.0, utilisation=UTILISATION,
@@ -430,7 +450,8 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
         f"Modelo: {config.parameters() / 1e6:.1f} M parámetros; {config.n_layer} bloques, ancho {config.n_embd}, "
         f"{config.n_head} cabezas, vocabulario {config.vocab_size}, longitud {config.seq_len}",
         f"Receta: {job.precision}, {job.optimizer}, lote {job.batch_size} x acumulación {job.grad_accum}, "
-        f"{'con' if job.grad_checkpointing else 'sin'} gradient checkpointing",
+        + (f"con gradient checkpointing ({'selective' if job.selective else 'full'})" if job.grad_checkpointing
+           else "sin gradient checkpointing"),
         f"Memoria en el peor momento, {PHASES[phase]}:",
         *(f"  {PARTS[part]:<{width}} {size / 1e9:8.2f} GB" for part, size in parts.items() if size),
         f"  {'total':<{width}} {total / 1e9:8.2f} GB de {available / 1e9:.2f} GB "
@@ -442,7 +463,7 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
     shown.append(f"Tokens: {job.tokens_per_step} por paso x {steps} pasos = {tokens} ({steps / steps_per_epoch:.2f} "
                  "épocas)")
     shown.append(f"FLOPs: {tokens * model:.3g} del modelo" + (
-        f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing repite los bloques)"
+        f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing calcula dos veces parte de cada bloque)"
         if hardware > model else ""))
     if peak_flops is None:
         shown.append("Tiempo: no se conoce la potencia de este dispositivo; unos pasos de prueba (--max_steps 20) lo "
@@ -455,5 +476,5 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
         told = verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation, by_steps)
         shown.append(f"Veredicto: {told}")
     if job.grad_checkpointing and fits:
-        shown.append(_without_checkpointing(job, available, tokens, peak_flops, utilisation))
+        shown.append(_computing_less(job, available, tokens, peak_flops, utilisation))
     return shown

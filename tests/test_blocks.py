@@ -60,11 +60,12 @@ def counter(monkeypatch):
 
 
 # What goes into the first block is float32, and an HRM has passes without gradients and others with those of one input.
-@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("choice", ["sdpa", "auto"])
-@pytest.mark.parametrize(("make", "graphs"), [(gpt_and_batches, 2), (bert_and_batches, 2), (hrm_and_batches, 7),
-                                               (hrm_and_documents, 7)])
-def test_blocks_share_their_graphs(counter, make, graphs, choice, again):
+@pytest.mark.parametrize(("make", "graphs", "again"), [
+    (gpt_and_batches, 2, False), (gpt_and_batches, 2, "full"), (gpt_and_batches, 2, "selective"),
+    (bert_and_batches, 2, False), (bert_and_batches, 2, True), (hrm_and_batches, 7, False), (hrm_and_batches, 7, True),
+    (hrm_and_documents, 7, False), (hrm_and_documents, 7, True)])
+def test_blocks_share_their_graphs(counter, make, graphs, again, choice):
     model, batches = make()
     model.init_weights(1).train()
     getattr(model, "bert", model).grad_checkpointing = again

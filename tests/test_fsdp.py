@@ -151,9 +151,12 @@ def shallow(model):
 def checkpointed(model):
     model.grad_checkpointing = True
 
+def partly(model):
+    model.grad_checkpointing = "selective"
+
 config = hrm.HRMConfig(65, 8, n_layer=2, n_head=1, n_embd=10, n_ff=14, segments=2)
-for make, prepare in ((lambda: Spare(t.CONFIG), checkpointed), (lambda: hrm.HRM(config), shallow),
-                      (lambda: hrm.HRM(config), checkpointed)):
+for make, prepare in ((lambda: Spare(t.CONFIG), checkpointed), (lambda: gpt.GPT(t.CONFIG), partly),
+                      (lambda: hrm.HRM(config), shallow), (lambda: hrm.HRM(config), checkpointed)):
     one, three = (t.gradients_of(dist, make().init_weights(0), cut, prepare) for cut in (False, True))
     assert one.keys() == three.keys() and "spare" not in one
     for name in one:

@@ -83,7 +83,8 @@ def gradients_of(model, seed=0, mixed=False):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("implementation", ["auto", "sdpa", "reference"])
-def test_checkpointing_changes_no_bit(implementation, dropout, monkeypatch):
+@pytest.mark.parametrize(("again", "attentions"), [("full", 4), ("selective", 2), (True, 4)])
+def test_checkpointing_changes_no_bit(again, attentions, implementation, dropout, monkeypatch):
     model = gpt.GPT(dataclasses.replace(TINY, dropout=dropout)).init_weights(1).train()
     calls = []
     monkeypatch.setattr(gpt.Attention, "forward", lambda self, *args, inner=gpt.Attention.forward: (
@@ -91,17 +92,19 @@ def test_checkpointing_changes_no_bit(implementation, dropout, monkeypatch):
     with ops.using(implementation):
         loss, wanted = gradients_of(model)
         assert len(calls) == 2
-        model.grad_checkpointing = True
-        again, gradients = gradients_of(model)
-        assert len(calls) == 6  # forward, and once more in backward
+        calls.clear()
+        model.grad_checkpointing = again
+        same, gradients = gradients_of(model)
+        assert len(calls) == attentions
         other, _ = gradients_of(model, seed=1)
-    assert torch.equal(loss, again) and all(map(torch.equal, gradients, wanted))
+    assert torch.equal(loss, same) and all(map(torch.equal, gradients, wanted))
     assert (other == loss) == (dropout == 0)
 
 
-def test_checkpointing_is_for_training_only(monkeypatch):
+@pytest.mark.parametrize("again", ["full", "selective"])
+def test_checkpointing_is_for_training_only(again, monkeypatch):
     model = gpt.GPT(TINY).init_weights(1).eval()
-    model.grad_checkpointing = True
+    model.grad_checkpointing = again
     monkeypatch.setattr(blocks, "checkpoint", None)
     assert gradients_of(model)[0].isfinite()
     cache = model.empty_cache()
@@ -110,18 +113,20 @@ def test_checkpointing_is_for_training_only(monkeypatch):
     assert cache.length == 5
 
 
-def test_checkpointing_under_autocast():
+@pytest.mark.parametrize("again", ["full", "selective"])
+def test_checkpointing_under_autocast(again):
     model = gpt.GPT(dataclasses.replace(TINY, dropout=0.2)).init_weights(1).train()
     loss, wanted = gradients_of(model, mixed=True)
-    model.grad_checkpointing = True
-    again, gradients = gradients_of(model, mixed=True)
-    assert torch.equal(loss, again) and all(map(torch.equal, gradients, wanted))
+    model.grad_checkpointing = again
+    same, gradients = gradients_of(model, mixed=True)
+    assert torch.equal(loss, same) and all(map(torch.equal, gradients, wanted))
 
 
-def test_checkpointing_under_ddp():
+@pytest.mark.parametrize("again", ["full", "selective"])
+def test_checkpointing_under_ddp(again):
     model = gpt.GPT(dataclasses.replace(TINY, dropout=0.2)).init_weights(1).train()
     _, wanted = gradients_of(model)
-    model.grad_checkpointing = True
+    model.grad_checkpointing = again
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         _, gradients = gradients_of(torch.nn.parallel.DistributedDataParallel(model))
@@ -130,9 +135,10 @@ def test_checkpointing_under_ddp():
     assert all(map(torch.equal, gradients, wanted))
 
 
-def test_checkpointing_under_compile():
+@pytest.mark.parametrize("again", ["full", "selective"])
+def test_checkpointing_under_compile(again):
     model = gpt.GPT(dataclasses.replace(TINY, dropout=0.2)).init_weights(1).train()
-    model.grad_checkpointing = True
+    model.grad_checkpointing = again
     wanted_loss, wanted = gradients_of(model)
     loss, gradients = gradients_of(torch.compile(model, backend="aot_eager"))
     torch.testing.assert_close(loss, wanted_loss)

@@ -26,19 +26,22 @@ def job(config, batch_size=1, grad_accum=1, grad_checkpointing=False, precision=
 
 JOBS = {
     "small": job(SMALL, 8), "small-bf16": job(SMALL, 8, precision="bf16"),
-    "small-checkpointing": job(SMALL, 8, grad_checkpointing=True),
-    "small-checkpointing-bf16": job(SMALL, 8, grad_checkpointing=True, precision="bf16", optimizer="adafactor"),
-    "again-checkpointing": job(AGAIN, 8, grad_checkpointing=True, optimizer="adafactor"),
+    "small-checkpointing": job(SMALL, 8, grad_checkpointing="full"),
+    "small-checkpointing-bf16": job(SMALL, 8, grad_checkpointing="full", precision="bf16", optimizer="adafactor"),
+    "again-checkpointing": job(AGAIN, 8, grad_checkpointing="full", optimizer="adafactor"),
     "wide": job(WIDE), "wide-bf16-accumulated": job(WIDE, 1, 2, precision="bf16"),
     "wide-adafactor": job(WIDE, 2, optimizer="adafactor"),
-    "wide-checkpointing-bf16": job(WIDE, 2, grad_checkpointing=True, precision="bf16"),
-    "wide-checkpointing-bf16-accumulated": job(WIDE, 1, 2, True, "bf16", "adafactor"),
+    "wide-checkpointing-bf16": job(WIDE, 2, grad_checkpointing="full", precision="bf16"),
+    "wide-checkpointing-bf16-accumulated": job(WIDE, 1, 2, "full", "bf16", "adafactor"),
     "words": job(WORDS, 4), "words-bf16": job(WORDS, 4, precision="bf16"), "words-one": job(WORDS, 1),
     "words-one-bf16": job(WORDS, 1, precision="bf16"), "words-one-accumulated": job(WORDS, 1, 2),
     "words-adafactor-accumulated": job(WORDS, 2, 2, optimizer="adafactor"),
-    "words-checkpointing-bf16": job(WORDS, 8, grad_checkpointing=True, precision="bf16"),
+    "words-checkpointing-bf16": job(WORDS, 8, grad_checkpointing="full", precision="bf16"),
     "dropped": job(DROPPED, 8), "dropped-bf16": job(DROPPED, 8, precision="bf16"),
 }
+JOBS |= {name.replace("checkpointing", "selective"): dataclasses.replace(wanted, grad_checkpointing="selective")
+         for name, wanted in JOBS.items() if wanted.grad_checkpointing}
+JOBS["dropped-selective"] = dataclasses.replace(JOBS["dropped"], grad_checkpointing="selective")
 
 
 def training(job, device=CPU):
@@ -85,7 +88,7 @@ def test_the_estimate_is_what_torch_allocates(name, fused):
     if fused:
         ops_or_skip()
     wanted = dataclasses.replace(JOBS[name], fused=fused)
-    limit = 0.01 if name == "again-checkpointing" else 0.04  # of two blocks what only the second holds is little
+    limit = 0.01 if "again" in name else 0.04  # of two blocks what only the second holds is little
     assert estimated_peak(wanted) == pytest.approx(allocated_peak(wanted), rel=limit)
 
 
@@ -142,7 +145,7 @@ def test_eight_bits_hold_a_quarter_of_the_state():
 
 
 def test_a_plan_of_billions_allocates_nothing_and_takes_no_time():
-    wanted = plan.Job(BILLIONS, 8, 4, True, "bf16", "adamw", "cuda")
+    wanted = plan.Job(BILLIONS, 8, 4, "full", "bf16", "adamw", "cuda")
     started = time.process_time()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         parts = plan.memory(wanted)
@@ -163,9 +166,9 @@ def test_an_average_of_the_weights_takes_their_room_once_more():
 
 def test_checkpointing_and_smaller_batches_need_less():
     wanted = plan.Job(BILLIONS, 8, 4, False, "bf16")
-    checkpointed = dataclasses.replace(wanted, grad_checkpointing=True)
-    single = dataclasses.replace(checkpointed, batch_size=1, grad_accum=32)
-    assert plan.peak(wanted) > plan.peak(checkpointed) > plan.peak(single)
+    selective, full = (dataclasses.replace(wanted, grad_checkpointing=mode) for mode in ("selective", "full"))
+    single = dataclasses.replace(full, batch_size=1, grad_accum=32)
+    assert plan.peak(wanted) > plan.peak(selective) > plan.peak(full) > plan.peak(single)
 
 
 def test_ways_out_come_from_near_to_far():
@@ -176,13 +179,14 @@ def test_ways_out_come_from_near_to_far():
 
     same, line = plan.alternatives(wanted, fits())
     assert same == wanted and line == "cabe tal como está"
-    checkpointed, line = plan.alternatives(wanted, fits() - 1)
-    assert checkpointed == dataclasses.replace(wanted, grad_checkpointing=True)
-    assert line.startswith("cabe con --gradient_checkpointing (")
-    single, line = plan.alternatives(wanted, fits(grad_checkpointing=True, batch_size=1, grad_accum=32))
+    for mode, available in (("selective", fits() - 1), ("full", fits(grad_checkpointing="selective") - 1)):
+        checkpointed, line = plan.alternatives(wanted, available)
+        assert checkpointed == dataclasses.replace(wanted, grad_checkpointing=mode)
+        assert line.startswith(f"cabe con --gradient_checkpointing {mode} (")
+    single, line = plan.alternatives(wanted, fits(grad_checkpointing="full", batch_size=1, grad_accum=32))
     assert (single.batch_size, single.grad_accum, single.optimizer) == (1, 32, "adamw")
-    assert "--gradient_checkpointing --batch_size 1 --gradient_accumulation_steps 32" in line
-    smallest = {"grad_checkpointing": True, "batch_size": 1, "grad_accum": 32}
+    assert "--gradient_checkpointing full --batch_size 1 --gradient_accumulation_steps 32" in line
+    smallest = {"grad_checkpointing": "full", "batch_size": 1, "grad_accum": 32}
     lighter, line = plan.alternatives(wanted, fits(**smallest) - 1)
     assert lighter.optimizer == "adamw8bit" and "--optimizer adamw8bit" in line
     short = dataclasses.replace(BILLIONS, seq_len=512)
@@ -227,10 +231,12 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
 
 
 def test_flops_of_the_device_and_of_the_model_are_kept_apart():
-    wanted = plan.Job(BILLIONS, grad_checkpointing=True)
+    wanted = plan.Job(BILLIONS, grad_checkpointing="full")
     model = BILLIONS.flops_per_token()
     again = 2 * 8 * 32 * 2560**2 + 4 * 32 * 1024 * 2560  # products but the last of a block, and attention's two
     assert plan.hardware_flops_per_token(wanted) == model + again
+    selective = dataclasses.replace(wanted, grad_checkpointing="selective")
+    assert plan.hardware_flops_per_token(selective) == model + 2 * 4 * 32 * 2560**2  # the first product of each MLP
     assert plan.hardware_flops_per_token(dataclasses.replace(wanted, grad_checkpointing=False)) == model
     assert plan.hours(wanted, 1e9, 300e12, 0.5) == pytest.approx((model + again) * 1e9 / 150e12 / 3600)
 
@@ -264,7 +270,7 @@ def test_verdicts_name_what_would_fit_exactly():
 
 
 def test_the_plan_is_a_table_that_adds_up():
-    wanted = plan.Job(gpt.PRESETS["gpt2"], 8, 4, True, "bf16")
+    wanted = plan.Job(gpt.PRESETS["gpt2"], 8, 4, "full", "bf16")
     shown = plan.lines(wanted, 80e9, steps=2000, steps_per_epoch=1000, peak_flops=312e12)
     assert shown[0].startswith("Modelo: 110.4 M parámetros")
     first = next(i for i, line in enumerate(shown) if line.startswith("Memoria"))
@@ -280,16 +286,22 @@ def test_the_plan_is_a_table_that_adds_up():
 
 
 def test_the_plan_says_what_it_would_take_to_compute_nothing_twice():
-    once, twice = (plan.Job(gpt.PRESETS["gpt2"], 8, 4, again, "bf16") for again in (False, True))
-    need, tokens = plan.peak(once), 2000 * 8 * 4 * 1024
+    once, some, twice = (plan.Job(gpt.PRESETS["gpt2"], 8, 4, again, "bf16") for again in (False, "selective", "full"))
+    (need, less), tokens = map(plan.peak, (once, some)), 2000 * 8 * 4 * 1024
 
     def last(job, available, peak_flops=None):
         return plan.lines(job, available, steps=2000, steps_per_epoch=1000, peak_flops=peak_flops)[-1]
 
-    share = plan.hardware_flops_per_token(once) / plan.hardware_flops_per_token(twice)
-    advice = (f"Consejo: sobra memoria; con --no_gradient_checkpointing también cabe ({need / 1e9:.2f} GB) y el "
-              f"cálculo es un {100 * (1 - share):.0f} % menor")
-    assert last(twice, need) == advice
-    assert last(twice, need, 312e12) == f"{advice}: {plan.hours(once, tokens, 312e12):.1f} h"
-    assert last(twice, need - 1) == f"Sin gradient checkpointing pediría {need / 1e9:.2f} GB: no cabe"
+    def advice(flags, other, job):
+        share = plan.hardware_flops_per_token(other) / plan.hardware_flops_per_token(job)
+        return (f"Consejo: sobra memoria; con {flags} también cabe ({plan.peak(other) / 1e9:.2f} GB) y el cálculo es "
+                f"un {100 * (1 - share):.0f} % menor")
+
+    wanted = advice("--no_gradient_checkpointing", once, twice)
+    assert last(twice, need) == wanted
+    assert last(twice, need, 312e12) == f"{wanted}: {plan.hours(once, tokens, 312e12):.1f} h"
+    assert last(some, need) == advice("--no_gradient_checkpointing", once, some)
+    assert last(twice, need - 1) == last(twice, less) == advice("--gradient_checkpointing selective", some, twice)
+    for job, available in ((some, need - 1), (twice, less - 1)):
+        assert last(job, available) == f"Sin gradient checkpointing pediría {need / 1e9:.2f} GB: no cabe"
     assert last(once, need, 312e12).startswith("Veredicto")

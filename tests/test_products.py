@@ -185,10 +185,12 @@ def test_frozen_weights_and_inference():
     assert torch.equal(y, again) and not y.requires_grad and x.grad is not None and module.weight.grad is None
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("model", [
-    gpt.GPT(gpt.GPTConfig(vocab_size=101, seq_len=24, n_layer=3, n_head=2, n_embd=32, dropout=0.1)),
-    hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48))])
+GPT = gpt.GPT(gpt.GPTConfig(vocab_size=101, seq_len=24, n_layer=3, n_head=2, n_embd=32, dropout=0.1))
+HRM = hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48))
+
+
+@pytest.mark.parametrize(("model", "again"), [
+    (GPT, False), (GPT, "full"), (GPT, "selective"), (HRM, False), (HRM, True)])
 def test_models_have_the_gradients_of_torch(model, again):
     """Blocks computed again, and of an HRM weights that several passes share, some of them without gradients."""
     model.init_weights(1).train()
@@ -221,15 +223,14 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("step", [products.step, contextlib.nullcontext])
-@pytest.mark.parametrize(("model", "blocks"), [
-    (gpt.GPT(gpt.GPTConfig(vocab_size=101, seq_len=24, n_layer=3, n_head=2, n_embd=32)), 3),
-    (hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48)), 10)])
-def test_the_last_product_of_a_block_is_not_computed_again(model, blocks, step):
-    """Of four; its result is the next block's to add. blocks: those that gradients flow through, an HRM's in each of
-    five passes."""
+@pytest.mark.parametrize(("model", "mode", "products_again"), [
+    (GPT, "full", 3 * 3), (GPT, "selective", 3), (HRM, True, 10 * 3)])
+def test_the_last_product_of_a_block_is_not_computed_again(model, mode, products_again, step):
+    """Of a block's four, of an MLP's two; its result is the next block's to add. Gradients flow through an HRM's two
+    blocks in each of five passes."""
     model.init_weights(1).train()
     tokens, counts = torch.randint(101, (3, 18)), []
-    for again in (False, True):
+    for again in (False, mode):
         model.grad_checkpointing = again
         with step(), products.adding(True):
             with torch.autocast("cpu", torch.bfloat16):
@@ -237,7 +238,7 @@ def test_the_last_product_of_a_block_is_not_computed_again(model, blocks, step):
             with Products() as found:
                 loss.backward()
         counts.append(found.count)
-    assert counts[1] - counts[0] == 3 * blocks
+    assert counts[1] - counts[0] == products_again
 
 
 def test_the_last_micro_batch_is_exchanged(tmp_path):

@@ -315,6 +315,23 @@ def test_what_the_first_preset_of_the_guide_asks_for(dry_run):
         assert expected in output
 
 
+@pytest.mark.parametrize("given, planned", [
+    ((), "con gradient checkpointing (selective)"),
+    (("--gradient_checkpointing",), "con gradient checkpointing (selective)"),
+    (("--grad-checkpointing=full",), "con gradient checkpointing (full)"),
+    (("--no_grad_checkpointing",), "sin gradient checkpointing"),
+    (("--gradient_checkpointing", "full", "--no-gradient-checkpointing"), "sin gradient checkpointing"),
+    (("--no_gradient_checkpointing", "--gradient_checkpointing"), "con gradient checkpointing (selective)")])
+def test_what_is_computed_again_is_what_was_asked_for(dry_run, given, planned):
+    code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", 8, *given)
+    assert code == 0 and planned in output
+
+
+def test_what_cannot_be_computed_again_is_named(dry_run):
+    error, _ = dry_run("--dataset_path", "muestra", "--gradient_checkpointing", "bloques")
+    assert error.startswith("--gradient-checkpointing: 'bloques' no es una de las opciones selective, full")
+
+
 def test_what_cannot_fit_is_refused_with_the_nearest_that_does(dry_run):
     error, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 24, "--model_preset", "aura-72h-max")
     assert re.match(r"el modelo no cabe .*24\.0 GB.*cabe con --", error)

@@ -109,7 +109,7 @@ class Block(nn.Module):
 
     Each addition is fused with the norm that follows it, so a block leaves its last branch to the next one, and begins
     with that of the one before, None in the first. What ends it is a product, whose result its backward does not need:
-    computed again, it goes without.
+    computed again, it goes without. selective: the second of the two is computed again in backward.
     """
 
     def __init__(self, config):
@@ -120,11 +120,16 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, branch, x, cache=None, layer=0):
-        dropout = self.dropout if self.training else 0.0
-        normed, x = (self.ln_1(x), x) if branch is None else self.ln_1.add(branch, x, dropout)
-        normed, x = self.ln_2.add(self.attn(normed, cache, layer), x, dropout)
+    def forward(self, branch, x, cache=None, layer=0, selective=False):
+        normed, x = (self.ln_1(x), x) if branch is None else self.ln_1.add(branch, x, self._dropout())
+        return blocks.train(blocks.as_it_is, selective, self._second, self.attn(normed, cache, layer), x)
+
+    def _second(self, branch, x):
+        normed, x = self.ln_2.add(branch, x, self._dropout())
         return self.mlp(normed), x
+
+    def _dropout(self):
+        return self.dropout if self.training else 0.0
 
 
 class GPT(nn.Module):
@@ -132,7 +137,9 @@ class GPT(nn.Module):
 
     With targets [B, T] too it returns their summed cross-entropy in nats instead; the logits never exist as a whole.
 
-    grad_checkpointing: while training, blocks are computed again in backward (blocks.train).
+    grad_checkpointing: what is computed again in backward while training (blocks.train): "full" or another true value:
+    whole blocks; "selective": of each the MLP with the norm before it, which is two thirds of what a block keeps and,
+    without its last product, a third of what it computes, and nothing of attention.
     """
 
     def __init__(self, config):
@@ -187,9 +194,10 @@ class GPT(nn.Module):
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         branch, x = None, self.drop(self.wte(tokens) + self.wpe(positions))
+        again, selective = self.grad_checkpointing, self.grad_checkpointing == "selective"
         for layer, block in enumerate(self.h):
             if self.training and cache is None:
-                branch, x = blocks.train(self.run, self.grad_checkpointing, block, branch, x)
+                branch, x = blocks.train(self.run, again and not selective, block, branch, x, None, 0, selective)
             else:
                 branch, x = block(branch, x, cache, layer)
         return self.ln_f.add(branch, x, self.config.dropout if self.training else 0.0)[0]

@@ -25,7 +25,7 @@ def attention(request):
 
 @pytest.mark.parametrize("optimizer,grad_accum", [("adamw", 1), ("adafactor", 2)])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointing"])
+@pytest.mark.parametrize("checkpointing", [False, "selective", "full"], ids=["kept", "selective", "full"])
 def test_the_estimate_is_what_the_card_holds(attention, checkpointing, precision, optimizer, grad_accum):
     job = plan.Job(CONFIG, 8, grad_accum, checkpointing, precision, optimizer, "cuda", attention == "fused")
     # From the first products on cuBLAS keeps a workspace for each thread, of which backward has one of its own.
