@@ -116,10 +116,10 @@ def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
     return _gpu.wins((op, dtype, form, width), size)
 
 
-def _takes_heads(q, causal, cu_seqlens):
+def _takes_heads(q, causal, cu_seqlens, scale):
     """Whether our kernels are chosen and take heads like those of q, [B, T, ..., H, D]."""
     width = q.shape[-1]
-    if width > KERNEL_WIDTH or q.is_cuda and width not in GPU_WIDTHS:
+    if width > KERNEL_WIDTH or q.is_cuda and (width not in GPU_WIDTHS or not 0 < scale < math.inf):
         return False
     form = "documents" if cu_seqlens is not None else "causal" if causal else "full"
     return _takes("attention", q, q.shape[1], on_gpu=GPU_ATTENTION_DTYPES, form=form, width=width)
@@ -142,7 +142,7 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
     tokens, the pairs of different entries. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if _takes_heads(q, causal, cu_seqlens):
+    if _takes_heads(q, causal, cu_seqlens, scale):
         return _fused.attention.attention(q, k, v, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
     together = cu_seqlens is not None and not rows_apart
     mask = _mask(q, k, causal, lengths, cu_seqlens, together)
@@ -158,10 +158,10 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
 
 def attention_packed(qkv, *, causal=True, scale=None, dropout=0.0, lengths=None, cu_seqlens=None, rows_apart=False):
     """attention() of one projection [B, T, 3, H, D] with q, k and v side by side, not copied. Returns [B, T, H, D]."""
-    if not _takes_heads(qkv, causal, cu_seqlens):
+    scale = qkv.shape[-1] ** -0.5 if scale is None else scale
+    if not _takes_heads(qkv, causal, cu_seqlens, scale):
         return attention(*qkv.unbind(2), causal=causal, scale=scale, dropout=dropout, lengths=lengths,
                          cu_seqlens=cu_seqlens, rows_apart=rows_apart)
-    scale = qkv.shape[-1] ** -0.5 if scale is None else scale
     return _fused.attention.attention_packed(qkv, causal, scale, dropout, _seed(dropout), lengths, cu_seqlens)
 
 

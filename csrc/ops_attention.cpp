@@ -44,11 +44,12 @@ Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride
 
 Tensor with_contiguous_rows(const Tensor& t) { return t.stride(3) == 1 || t.size(3) == 1 ? t : t.contiguous(); }
 
-// The same for the kernels of a GPU, which read 16 bytes of a row at a time: every row begins at a multiple of that.
+// The same for the kernels of a GPU, which read 16 bytes of a row at a time: every row begins at a multiple of that, and
+// 128 of them span less than 2^31 elements.
 Tensor with_aligned_rows(const Tensor& t) {
   const Tensor rows = with_contiguous_rows(t);
   const int64_t values = 16 / rows.element_size();
-  bool aligned = reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
+  bool aligned = reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 && rows.stride(1) < INT32_MAX / 128;
   for (int64_t i = 0; i < 3; ++i) aligned = aligned && rows.stride(i) % values == 0;
   return aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }

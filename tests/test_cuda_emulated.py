@@ -67,7 +67,8 @@ def test_norms_of_every_type(kind, dtypes):
 
     if not kind.startswith("add") and dtypes[0] != dtypes[1]:
         pytest.skip("there is no residual")
-    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 264), (2, 776)):
+    # 256, 512 and 1024: rows of just as many elements as their threads have.
+    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 264), (2, 776), (5, 256), (3, 512), (2, 1024)):
         test_norms.compare(norms, kind, test_norms.drawn(kind, rows, columns, dtypes))
     if kind.startswith("add"):
         for columns in (7, 40):
@@ -86,7 +87,8 @@ def test_wide_and_unaligned_rows():
         test_norms.compare(norms, "add_rms_norm", operands, like_x=like_x)
     test_norms.compare(norms, "layer_norm", test_norms.drawn("layer_norm", 1, 16392, (BFLOAT16,) * 3))
     x = torch.randn(41 * 3 + 1)[1:].view(3, 41)[:, :40].contiguous()
-    for operands in ([torch.randn(3 * 40 + 1)[1:].view(3, 40), torch.ones(40)], [x, torch.randn(41)[1:]]):
+    for operands in ([torch.randn(3 * 40 + 1)[1:].view(3, 40), torch.ones(40)], [x, torch.randn(41)[1:]],
+                     [torch.randn(3 * 512 + 1)[1:].view(3, 512), torch.ones(512)]):
         test_norms.compare(norms, "rms_norm", [t.requires_grad_() for t in operands])
 
 
@@ -205,18 +207,20 @@ def test_what_lies_beside_a_head_does_not_matter(monkeypatch, width, sm):
     assert all(map(torch.equal, found, wanted))
 
 
-def test_heads_that_do_not_begin_at_16_bytes():
-    """The kernels read 16 bytes at a time: of these tensors, copies."""
+def test_heads_that_do_not_begin_at_16_bytes_or_lie_too_far_apart():
+    """The kernels read 16 bytes at a time, and count within a tile in 32 bits: of these tensors, copies."""
     plain = test_attention.qkv(2, 20, 3, 32, BFLOAT16)
     wide = [torch.cat((x, torch.zeros(2, 20, 3, 1, dtype=x.dtype)), -1)[..., :32] for x in plain]
     moved = [later(x.shape, x.dtype).copy_(x) for x in plain]
+    one = [x[:, :1] for x in plain]
+    far = [x.contiguous().as_strided(x.shape, (96, 2**25, 32, 1)) for x in one]
     options = (0.0, None, None, None)
-    for inputs in (wide, moved):
+    for inputs, near in ((wide, plain), (moved, plain), (far, one)):
         leaves = [x.detach().requires_grad_() for x in inputs]
         out, _ = torch.ops.aura.attention(*leaves, True, 0.2, *options)
         dout = later(out.shape, out.dtype).copy_(out.detach())
         found = out, *torch.autograd.grad(out, leaves, dout)
-        same = [x.detach().requires_grad_() for x in plain]
+        same = [x.detach().requires_grad_() for x in near]
         out, _ = torch.ops.aura.attention(*same, True, 0.2, *options)
         assert all(map(torch.equal, found, (out, *torch.autograd.grad(out, same, out.detach()))))
 

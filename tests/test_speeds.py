@@ -1,5 +1,6 @@
 """aura/speeds.py, and what --attention auto makes of it."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -143,9 +144,10 @@ def test_auto_goes_by_what_was_measured_on_the_card(card):
         assert ops._takes("layer_norm", on_card(8, 768), 768) and not ops._takes("layer_norm", on_card(8, 8192), 8192)
         assert not ops._takes("rms_norm", on_card(8, 768), 768)
         q = on_card(2, 600, 3, 4, 64)
-        assert ops._takes_heads(q, True, None) and not ops._takes_heads(q, False, None)
-        assert not ops._takes_heads(q, True, torch.zeros(2))
-        assert not ops._takes_heads(on_card(2, 600, 4, 128), True, None)
+        assert ops._takes_heads(q, True, None, 1.0) and not ops._takes_heads(q, False, None, 1.0)
+        assert not ops._takes_heads(q, True, torch.zeros(2), 1.0)
+        assert not ops._takes_heads(on_card(2, 600, 4, 128), True, None, 1.0)
+        assert not any(ops._takes_heads(q, True, None, scale) for scale in (0.0, -0.1, math.inf))
         assert ops._takes("layer_norm", torch.ones(1), 8192)  # on the CPU nothing changes
     with ops.using("fused", "cuda"):
         assert ops._takes("rms_norm", on_card(8, 8192), 8192)
@@ -192,15 +194,15 @@ def test_a_card_we_have_measured_need_not_be_until_its_owner_does(card, monkeypa
     with ops.using("auto", "cuda"):
         told = ops.describe(torch.device("cuda"))
         assert told.startswith("por lo medido en una NVIDIA H200, núcleos propios de CUDA donde son más rápidos (")
-        assert card.loaded and ops._takes_heads(qkv, True, torch.zeros(2))
+        assert card.loaded and ops._takes_heads(qkv, True, torch.zeros(2), 1.0)
     speeds.write(card.file, speeds.Speeds({NORM: [(768, 2.0)]}))
     with ops.using("auto", "cuda"):
         assert "esta tarjeta" in ops.describe(torch.device("cuda"))
-        assert not ops._takes_heads(qkv, True, torch.zeros(2))
+        assert not ops._takes_heads(qkv, True, torch.zeros(2), 1.0)
     card.file.unlink()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200 NVL")
     with ops.using("auto", "cuda"):
-        assert "--learn" in ops.describe(torch.device("cuda")) and not ops._takes_heads(qkv, True, torch.zeros(2))
+        assert "--learn" in ops.describe(torch.device("cuda")) and not ops._takes_heads(qkv, True, torch.zeros(2), 1.0)
 
 
 def test_the_report_tells_what_auto_does_on_the_card(card, monkeypatch, capsys):

@@ -18,7 +18,8 @@ struct AttentionShape {
 };
 
 struct AttentionKernels {
-  // Whether a shape can be computed: head widths of up to 128 that are multiples of 8, addresses and strides of whole 16 bytes.
+  // Whether a shape can be computed: head widths of up to 128 that are multiples of 8, addresses and strides of whole
+  // 16 bytes, a scale above 0.
   bool (*takes)(const AttentionInputs&);
   // in.sequences is not read. counter: an int on the device, for the call to use.
   const char* (*forward)(const AttentionForward&, const AttentionShape&, int* counter, void* stream);

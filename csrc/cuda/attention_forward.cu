@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 bool takes(const AttentionInputs& in) {
   // Scores are scaled after the largest is found, which a scale below 0 would make the smallest.
   const float scale = static_cast<float>(in.scale);
-  return in.width % 8 == 0 && in.width > 0 && in.width <= 128 && scale > 0 && scale < INFINITY && can_be_read(in.q, in.q_strides) && can_be_read(in.k, in.k_strides) &&
-         can_be_read(in.v, in.v_strides);
+  return in.width % 8 == 0 && in.width > 0 && in.width <= 128 && scale > 0 && scale < INFINITY &&
+         can_be_read(in.q, in.q_strides) && can_be_read(in.k, in.k_strides) && can_be_read(in.v, in.v_strides);
 }
 
 const char* attention_forward(const AttentionForward& job, const AttentionShape& shape, int* counter, void* stream) {

@@ -259,6 +259,6 @@ def test_a_thread_that_has_not_used_the_card_yet(instructions):
 
 def test_what_the_kernels_do_not_take_goes_to_torch():
     for x in (*qkv(1, 30, 2, 44), *qkv(1, 30, 2, 64, dtype=FLOAT)):
-        assert not ops._takes_heads(x, True, None)
+        assert not ops._takes_heads(x, True, None, 1.0)
     q, k, v = qkv(1, 30, 2, 44)
     assert ops.attention(q, k, v).isfinite().all()
