@@ -28,8 +28,8 @@ RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "wei
 
 def check_places(args, dist, folder=False, description=None):
     """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
-    tables, before anything else is done; on all ranks. folder: --output is one. description: as output.save_output()
-    takes it. Raises UserError."""
+    tables, nor that of its model where it is a folder of one, before anything else is done; on all ranks. folder:
+    --output is one. description: as output.save_output() takes it. Raises UserError."""
     # First, so that others make none for a refused run.
     dist.run_on_main(lambda: _check_places(args, dist, folder, description))
     if not dist.main:
@@ -40,13 +40,16 @@ def _check_places(args, dist, folder, description=None):
     if dist.main and args.resume not in ("auto", "none") and \
             not path_called(args.resume, f"--resume {args.resume!r}").exists():
         checkpoint.choose(args.resume, args.checkpoint_dir)  # says so now, and not once the data are prepared
-    require_writable_directory(args.checkpoint_dir, "--checkpoint-dir")
-    if dist.main:
-        hold(args.checkpoint_dir, "--checkpoint-dir")
-    require_writable_directory(args.log_dir, "--log-dir")
-    if dist.main and Path(args.log_dir).resolve() != Path(args.checkpoint_dir).resolve():
-        hold(args.log_dir, "--log-dir")
-    require_writable_directory(args.output if folder else Path(args.output).parent, "--output")
+    # What one script fills from its output folder is called as the user called it: that one comes first.
+    places = {"--output_dir": args.output_dir} if "output_dir" in vars(args) else {}
+    places |= {"--checkpoint-dir": args.checkpoint_dir, "--log-dir": args.log_dir,
+               "--output": args.output if folder else Path(args.output).parent}
+    held = set()
+    for flag, place in places.items():
+        require_writable_directory(place, flag)
+        if dist.main and (flag != "--output" or description) and Path(place).resolve() not in held:
+            hold(place, flag)
+            held.add(Path(place).resolve())
     if not folder and path_called(args.output, f"--output {args.output!r}", "indique otro nombre").is_dir():
         raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
     if not folder and Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \

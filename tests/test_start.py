@@ -1,7 +1,9 @@
 """What all ranks must find alike before the loop begins."""
 
+import errno
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ import torch
 import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
-from aura import backend, checkpoint, loop, ops, output, pace, start
+import train_tensordock
+from aura import backend, checkpoint, files, loop, ops, output, pace, start
 from aura.distributed import SAME_EVERYWHERE, Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
@@ -148,6 +151,31 @@ def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monk
     (tmp_path / "m.pth").unlink()
     start._check_places(args, Session(), folder=False)
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given, flag", [({}, "--output_dir"), ({"checkpoint_dir": "c"}, "--output_dir"),
+                                         ({"checkpoint_dir": "c", "log_dir": "l"}, "--output_dir"),
+                                         ({"output_dir": "o", "checkpoint_dir": "d"}, "--checkpoint-dir"),
+                                         ({"output_dir": "o", "output": "d/otro.pt"}, "--output")])
+def test_two_runs_never_share_an_output_folder_whatever_else_is_given(tmp_path, monkeypatch, given, flag):
+    """The second is told of the folder as it gave it, and following what it is told never ends in the first's model."""
+
+    def in_use(path):
+        if path.parent.name == "d":
+            raise BlockingIOError(errno.EAGAIN, "in use")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "_made", [])
+    monkeypatch.setattr(files, "lock", in_use)
+
+    args = SimpleNamespace(**{"output_dir": "d", "checkpoint_dir": None, "log_dir": None, "data_dir": None,
+                              "output": None, "resume": "auto", "tokenizer": None} | given)
+    train_tensordock.place(args)
+    with pytest.raises(UserError, match=f"otra ejecución está usando 'd': .* otra carpeta con {flag}$"):
+        start._check_places(args, Session(), False, "model_config.json")
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", mock.Mock(side_effect=PermissionError(errno.EACCES, "no")))
+    with pytest.raises(UserError, match=f"escribir en '{args.output_dir}' .* otra carpeta con --output_dir$"):
+        start._check_places(args, Session(), False, "model_config.json")
 
 
 @pytest.mark.parametrize("description, beside, model", [("model_config.json", "model_config.json", "uno.pt"),
