@@ -20,7 +20,7 @@ class TrainingFault(Exception):
 
 
 class OutOfMemory(TrainingFault):
-    """A step asked for more memory than there is, on the device or the host."""
+    """A step, or its data, asked for more memory than there is, on the device or the host."""
 
 
 class PeerLost(TrainingFault):

@@ -12,6 +12,7 @@ where the extension cannot be loaded. Which windows are read, and when, is decid
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import struct
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 
 from aura import extension
-from aura.errors import UserError, agreed
+from aura.errors import OutOfMemory, UserError, agreed
 from aura.files import explain, sync_directory
 
 MAGIC = b"AURATOK\0"
@@ -381,7 +382,8 @@ def _open_reader(stream: _Stream, buffers: list[torch.Tensor]):
             buffer_width=buffers[0].element_size(),
         )
     except OSError as error:
-        raise UserError(f"No se pueden abrir los ficheros de tokens: {explain(error)}.") from error
+        kind = OutOfMemory if error.errno == errno.ENOMEM else UserError
+        raise kind(f"No se pueden abrir los ficheros de tokens: {explain(error)}.") from error
 
 
 def _close(reader, ring: torch.Tensor) -> None:

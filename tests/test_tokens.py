@@ -2,16 +2,18 @@
 
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from aura import extension, tokens
-from aura.errors import UserError
+from aura.errors import OutOfMemory, UserError
 from aura.tokens import HEADER_BYTES, ShardWriter, TokenLoader, evaluation_batches, permute, read_header, verify_shard
 
 VOCAB = 50_000
@@ -316,6 +318,21 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
         for _ in range(5):
             loader.next()
         assert (loader.epoch, loader.samples) == (1, 5)
+
+
+def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
+    """Nor bad input: what is to be done about memory is done then, as --auto_oom does."""
+    count = 2**30
+    (tmp_path / "big.bin").write_bytes(tokens.ShardHeader(2, VOCAB, count, 0).pack())
+    os.truncate(tmp_path / "big.bin", HEADER_BYTES + 2 * count)  # takes no room on the disk
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + count, before[1]))
+    try:
+        with pytest.raises(OutOfMemory, match=r"No se pueden abrir los .*: no queda memoria para este .*; ulimit -v"):
+            TokenLoader([tmp_path / "big.bin"], 10, 2, vocab_size=VOCAB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_too_little_text_names_the_way_out(tmp_path):
