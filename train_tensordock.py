@@ -315,6 +315,8 @@ def main():
     args = build_parser().parse_args()
     if args.dry_run and args.prepare:
         raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
+    if {"warmup_steps", "warmup_ratio"} <= args.given:
+        raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
     backend.limit_threads()
     dist = distributed.Session(device=backend.local_device(0))
     place(args)

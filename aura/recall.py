@@ -48,8 +48,9 @@ def arguments(args, state, fixed, flag, note):
     moved = Path(before["checkpoint_dir"]).resolve() != Path(args.checkpoint_dir).resolve()
     for name in before.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:
         setattr(args, name, before[name])
-    if "epochs" in given and "max_steps" not in given:
-        args.max_steps = None
+    for name, over in (("epochs", "max_steps"), ("warmup_ratio", "warmup_steps")):  # `over` has the last word
+        if name in given and over not in given:
+            setattr(args, over, None)
     if "dataset_name" not in given:
         args.dataset_name = before["dataset_name"]
 

@@ -164,6 +164,14 @@ def test_what_is_to_be_done_now_is_no_change(tmp_path):
     assert args.prepare and args.dry_run
 
 
+@pytest.mark.parametrize("words, steps", [(["--warmup_ratio", "0.9"], None), (["--warmup_steps", "5"], 5), ([], 2)])
+def test_a_ratio_of_warmup_replaces_recorded_steps(tmp_path, words, steps):
+    args = script.build_parser().parse_args([*words, "--checkpoint_dir", str(tmp_path)])
+    before = {**vars(args), "warmup_ratio": 0.03, "warmup_steps": 2, "dataset_name": "libro.txt"}
+    recall.arguments(args, {"arguments": before}, script.FIXED, script.flag, print)
+    assert args.warmup_steps == steps
+
+
 def test_auto_is_what_was_recorded_and_epochs_replace_steps(trained):
     words = ["--resume_from", "salida", "--model_preset", "auto", "--epochs", 1, "--seq_len", 32, "--dry_run"]
     code, output = train(trained.parent, *words)
@@ -384,8 +392,10 @@ def test_what_takes_too_long_is_told_by_what_was_asked_for(dry_run, asked):
     assert code == 0 and "NO CUMPLE" in told and re.findall(r"--\w+", told) == [asked]
 
 
-def test_preparing_and_a_dry_run_exclude_each_other(dry_run):
+def test_what_excludes_each_other_is_refused(dry_run):
     assert "--prepare prepara los datos: quite uno de los dos" in dry_run("--prepare")[0]
+    both = dry_run("--warmup_steps", 2, "--warmup_ratio", 0.1)[0]
+    assert both == "--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una"
 
 
 def test_too_few_tokens_for_a_step_are_no_plan(dry_run):
