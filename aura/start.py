@@ -314,6 +314,7 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
     synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
     progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
     steps, fewer = length(args, dist, loader, progress)
+    say_if_only_rising(args, dist, steps - fewer)
     synchronise(dist, module, synced)
     return Ready(synced.wrap(trained), synced, average, progress, steps, fewer)
 
@@ -330,6 +331,15 @@ def make_policy(args, steps, micro_tokens, **intervals):
         max_steps=steps, micro_tokens=micro_tokens, grad_accum=args.grad_accum, grad_clip=args.grad_clip,
         log_interval=args.log_interval, checkpoint_freq=args.checkpoint_freq, nan_policy=args.nan_policy,
         seed=args.seed, **intervals)
+
+
+def say_if_only_rising(args, dist, steps):
+    """Tell whoever starts a run of so many steps that its learning rate never comes to fall."""
+    given = vars(args).get("warmup_steps")  # of one script
+    if (round(args.warmup_ratio * steps) if given is None else given) >= steps:
+        named = f"--warmup-ratio {args.warmup_ratio:g}" if given is None else f"--warmup_steps {given}"
+        dist.print(f"Aviso: con {named} la tasa de aprendizaje sube en todos los pasos, que son {steps}, y nunca baja: "
+                   "indique un valor menor.")
 
 
 def say_if_complete(dist, progress, steps):

@@ -142,8 +142,10 @@ def test_a_resumed_run_refuses_what_it_cannot_change(trained):
 
 
 def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
-    code, output = train(trained.parent, "--resume_from", "salida", "--max_steps", 6, "--log_interval", 1)
+    code, output = train(trained.parent, "--resume_from", "salida", "--max_steps", 6, "--log_interval", 1,
+                         "--warmup_steps", 9)
     assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
+    assert "Aviso: con --warmup_steps 9 la tasa de aprendizaje sube en todos los pasos, que son 6" in output
 
 
 @pytest.mark.parametrize(("before", "now", "same"), [("tk", "./tk", True), ("./tk/", "tk", True), ("tk", "tq", False),
