@@ -214,9 +214,10 @@ def ladder(args, config):
              dataclasses.replace(preset.config, **kept)) for name, preset in PRESETS.items()]
 
 
-def show_plan(args, job, card, tokens, counted, note):
-    """Print the plan for `tokens` tokens of training text, `counted` or estimated; raises UserError when the model does
-    not fit the card, and when there are too few for a step."""
+def show_plan(args, job, card, tokens, counted, progress, note):
+    """Print the plan for `tokens` tokens of training text, `counted` or estimated, and what of it is left after the
+    Progress of a checkpoint, a dict or None; raises UserError when the model does not fit the card, and when there are
+    too few for a step."""
     per_epoch = job.steps_per_epoch(tokens)
     if not per_epoch and (counted or args.dry_run):
         raise UserError(f"los datos dan {max(0, tokens - 1) // args.seq_len} ventanas y cada paso usa "
@@ -229,6 +230,11 @@ def show_plan(args, job, card, tokens, counted, note):
     for line in plan.lines(job, card.memory, steps=steps, steps_per_epoch=per_epoch, peak_flops=card.flops,
                            target_hours=args.target_hours, presets=presets, by_steps=args.max_steps is not None):
         note(line)
+    if progress:  # of epochs, in steps of today's batch
+        done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step
+        left = max(0, steps - done)
+        time = f", {plan.hours(job, left * job.tokens_per_step, card.flops):.1f} h" if card.flops else ""
+        note(f"Por hacer: {left} de los {steps} pasos{time}")
     if args.gpu and (names := report.cards_like(args.gpu)):
         note(f"--gpu {args.gpu!r}: si es {' o '.join(map(repr, names))}, escriba ese nombre y el plan dirá el tiempo.")
     if plan.peak(job) > card.memory:
@@ -326,13 +332,14 @@ def main():
     card = find_card(args, dist.device)
     config = complete(args, card, dist.print)
 
+    progress = state and state.get("progress")
     data = state and recall.data(args, state, dist.print)
     if data:
         tokens, counted, config = data.tokens("train"), True, dataclasses.replace(config, vocab_size=data.vocab_size)
     else:
         tokens, counted = planned_tokens(args)
     if not args.prepare:
-        show_plan(args, job_of(args, config, card), card, tokens, counted, dist.print)
+        show_plan(args, job_of(args, config, card), card, tokens, counted, progress, dist.print)
         if not counted:
             dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
     if args.dry_run:
@@ -347,7 +354,7 @@ def main():
         return EXIT_OK
     if not counted:
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        show_plan(args, job_of(args, config, card), card, data.tokens("train"), True, dist.print)
+        show_plan(args, job_of(args, config, card), card, data.tokens("train"), True, progress, dist.print)
     try:
         if state is None or Path(args.resume).parent.resolve() != Path(args.checkpoint_dir).resolve():
             keep_earlier_model(Path(args.output_dir), dist.print)
