@@ -38,7 +38,8 @@ def number(kind, low=None, high=None, above=None):
         outside = ((low is not None and value < low) or (high is not None and value > high)
                    or (above is not None and value <= above))
         if outside or not abs(value) < most:
-            return _Bad(f"{text} está fuera de lo admitido ({', '.join(limits) or 'finito'})")
+            unsaid = [] if outside else [f"hasta {most - 1}" if kind is int else "finito"]
+            return _Bad(f"{text} está fuera de lo admitido ({', '.join(limits + unsaid)})")
         return value
 
     return check

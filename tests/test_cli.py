@@ -29,10 +29,10 @@ def test_underscores_in_values_stay():
 @pytest.mark.parametrize("words, pieces", [
     (["--batch-size", "0"], ["--batch-size", "0", "desde 1"]),
     (["--batch-size", "dos"], ["'dos'", "entero"]),
-    (["--lr", "nan"], ["--lr", "nan"]),
-    (["--lr", "inf"], ["--lr", "inf"]),
+    (["--lr", "nan"], ["--lr", "nan", "finito"]),
+    (["--lr", "inf"], ["--lr", "inf", "(mayor que 0, finito)"]),
     (["--max-steps", "9" * 400], ["--max-steps", "fuera de lo admitido"]),
-    (["--epochs", str(2**63)], ["--epochs", "fuera de lo admitido"]),
+    (["--epochs", str(2**63)], ["--epochs", f"fuera de lo admitido (desde 1, hasta {2**63 - 1})"]),
     (["--sample-prompt", "ma\udcf1ana"], ["--sample-prompt", r"'ma\udcf1ana' no está en UTF-8"]),
     (["--dropout", "1.5"], ["--dropout", "1.5"]),
     (["--precision", "bf61"], ["'bf61'", "¿quiso decir 'bf16'?"]),
