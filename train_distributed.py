@@ -226,7 +226,7 @@ def main():
     args.fsdp = args.strategy == "fsdp"
     check_arguments(args)
     with distributed.session(args) as dist:
-        start.tune_allocator(dist.device)
+        start.tune_allocator(dist.device, args.grad_checkpointing)
         start.check_places(args, dist, folder=True)
         start.require_means(args, dist)
         require_writable_directory(args.results_dir, "--results-dir")

@@ -76,7 +76,7 @@ def main():
     args = build_parser().parse_args()
     config = complete(args)
     with distributed.session(args) as dist:
-        start.tune_allocator(dist.device)
+        start.tune_allocator(dist.device, sparing=False)
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)

@@ -348,7 +348,7 @@ def main():
     if not args.prepare:
         start.require_means(args, dist)
         optim.require(args.optimizer, dist.device)
-    start.tune_allocator(dist.device)
+    start.tune_allocator(dist.device, args.grad_checkpointing)
     data = data or pretrain.load_data(args, dist, config)
     if args.prepare:
         return EXIT_OK

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import io
 import json
 import os
@@ -43,7 +44,9 @@ def out_of_memory(problem):
 
 
 def release_memory(device):
-    """Give the card back what a failed attempt left in torch's cache."""
+    """Give back what a failed attempt held: an exception and the frames of its traceback hold one another, and with
+    them the model, until they are collected; torch's cache holds what was freed on the card."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

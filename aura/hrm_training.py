@@ -198,7 +198,7 @@ def run(parser, presets):
     args = parser.parse_args()
     config = complete(args, presets)
     with distributed.session(args) as dist:
-        start.tune_allocator(dist.device)
+        start.tune_allocator(dist.device, args.grad_checkpointing)
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)

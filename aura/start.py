@@ -63,14 +63,16 @@ def _check_places(args, dist, folder, description=None):
                    f"{str(other)!r}, y el de esta lo reemplazará: para conservar los dos, indique otro --output.")
 
 
-def tune_allocator(device):
+def tune_allocator(device, sparing):
     """On the CPU, keep large temporaries instead of giving their pages back after each use: a step spends a good part
-    of its time in page faults else (M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, mallopt(3); glibc only)."""
+    of its time in page faults else (M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, mallopt(3); glibc only). sparing: give them
+    back, at once: kept, they leave so many gaps that activations computed again save no memory at all."""
     if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         m_trim_threshold, m_mmap_threshold = -1, -3
-        libc.mallopt(m_mmap_threshold, 1 << 30)
-        libc.mallopt(m_trim_threshold, 2**31 - 1)
+        libc.mallopt(m_mmap_threshold, 1 << (22 if sparing else 30))
+        if not sparing:
+            libc.mallopt(m_trim_threshold, 2**31 - 1)
 
 
 def choose_precision(name, device):

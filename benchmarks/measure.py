@@ -37,7 +37,7 @@ LONG_S, LONG_ROUNDS = 2.0, 3  # a comparison that has taken this long ends after
 
 def settle() -> None:
     """The allocator settings that training uses, for everybody."""
-    start.tune_allocator(torch.device("cpu"))
+    start.tune_allocator(torch.device("cpu"), sparing=False)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,10 @@
 
 import errno
 import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -34,6 +38,20 @@ class Ranks(Session):
 
     def gather_objects(self, value):
         return [value, *((name, False) for name in self.names[1:])]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is tuned")
+@pytest.mark.parametrize("sparing", [True, False])
+def test_memory_is_kept_for_speed_or_given_back(sparing):
+    """What is left once tensors of 8 MB are freed that lay below one that lives."""
+    program = ("import sys, torch; from aura import start\n"
+               "start.tune_allocator(torch.device('cpu'), sys.argv[1] == 'True')\n"
+               "held = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+               "before = held(); many = [torch.ones(2**21) for _ in range(8)]; lives = torch.ones(2**21); del many\n"
+               "print(held() - before)")
+    output = subprocess.run([sys.executable, "-c", program, str(sparing)], cwd=Path(start.__file__).parents[1],
+                            capture_output=True, text=True, timeout=120, check=True).stdout
+    assert (int(output) < 3 * 2**23) == sparing
 
 
 @pytest.fixture

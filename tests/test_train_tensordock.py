@@ -460,11 +460,14 @@ def test_what_is_missing_is_said(dry_run):
 
 
 SHORT_OF_MEMORY = """
-import sys, torch
+import gc, sys, torch, weakref
 import train_tensordock as script
 from aura import cli
-real = script.next_token_loss
+real, models = script.next_token_loss, weakref.WeakSet()
+gc.disable()  # or chance would have it that nothing is left
 def loss(model, batch):
+    models.add(model)
+    assert len(models) == 1, "the attempt before is in memory still"
     if len(batch) > 1:  # a batch that a smaller device could not hold
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     return real(model, batch)
