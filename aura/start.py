@@ -308,10 +308,11 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
                same_data=False):
     """Cut or wrap the module and put back what a checkpoint has of the run, to be called on all ranks; returns a Ready.
     batch, unit: as make_sync takes them. same_data: as resume() takes it."""
-    checkpointer.require_room(checkpoint.size_of(module, args.ema))
+    planned = args.max_steps or args.epochs * loader.steps_per_epoch
+    saves = planned // args.checkpoint_freq if args.checkpoint_freq else 1
+    checkpointer.require_room(checkpoint.size_of(module, args.ema), saves)
     dist.shard(module, optimizer, precision.dtype)
     average = Average(module, args.ema)
-    planned = args.max_steps or args.epochs * loader.steps_per_epoch
     trained = module.compiled() if args.compile else module
     synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
     progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)

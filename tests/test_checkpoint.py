@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -301,7 +302,18 @@ def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatc
 
 def test_too_little_room_is_said_before_training(tmp_path):
     with pytest.raises(UserError, match="libere espacio"):
-        saved(tmp_path).require_room(10**18)
+        saved(tmp_path).require_room(10**18, 1)
+
+
+@pytest.mark.parametrize("there, saves, more", [(0, 9, 4), (0, 4, 4), (0, 3, None), (2, 9, None), (0, 1, None)])
+def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch, capsys, there, saves, more):
+    """Three stay, and the oldest goes when the next one has been written; here 3.5 fit."""
+    for step in range(there):
+        checkpoint.path_of(tmp_path, step).touch()
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=35e9))
+    checkpoint.Checkpointer(tmp_path, Session(), keep=3).require_room(10**10, saves)
+    told = capsys.readouterr().out
+    assert f"quedan 35.00 GB y en esta ejecución llegará a haber {more} puntos" in told if more else not told
 
 
 def test_every_nth_stays_beside_the_newest(tmp_path):
