@@ -212,8 +212,10 @@ class Launch:
             rank = self.ranks[number]
             silent = rank.code in (EXIT_BAD_INPUT, EXIT_FAULT) and not rank.error  # rank 0 speaks for all of them
             echo = rank.error.startswith(ECHOES)
-            # Of those left the first is who saves, and so the one that knows the last checkpoint; it ends last.
-            return rank.code in STOPPED, echo, silent, number if echo else 0
+            # A signal that was asked for is no lost machine: who lost a rank that stopped before it could say so comes
+            # after that one. Of those left the first is who saves, and so the one that knows the last checkpoint; it
+            # ends last.
+            return 2 * (echo and bool(self.asked)) or rank.code in STOPPED, echo, silent, number if echo else 0
 
         return min(failed, default=None, key=secondary)
 

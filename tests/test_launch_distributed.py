@@ -340,6 +340,21 @@ def test_of_ranks_that_lost_another_the_one_that_has_saved_is_heard():
     assert group.culprit() == 2
 
 
+def test_a_stop_while_ranks_begin_is_no_lost_machine(capsys):
+    """Rank 0 does not listen yet and dies of the signal; rank 1 does, and ends once it has lost rank 0."""
+    group = launch.Launch(2, 0, False)
+    lost = "se ha perdido la comunicación con otro proceso; no contesta el rango 0"
+    group.ranks = {0: launch.Rank(1, 128 + signal.SIGTERM), 1: launch.Rank(1, 3, lost)}
+    group.ended, group.asked = [0, 1], [signal.SIGTERM]
+    assert group.conclude(1) == 128 + signal.SIGTERM and not capsys.readouterr().err
+    group.ranks[0].code = 128 + signal.SIGKILL
+    assert group.conclude(1) == 137 and "rango 0" in capsys.readouterr().err
+    group.ranks[0], group.ranks[1].error = launch.Rank(1, 128 + signal.SIGTERM), "no queda espacio"
+    assert group.conclude(1) == 3 and "no queda espacio" in capsys.readouterr().err
+    group.ranks[1].error, group.asked = lost, []
+    assert group.conclude(1) == 3 and "no contesta el rango 0" in capsys.readouterr().err
+
+
 def test_saving_may_take_long_after_the_others_left(tmp_path):
     """Rank 1 leaves at once, rank 0 goes on for two seconds: nobody ends it. Its failure counts, not the signal."""
     body = ("signal.signal(signal.SIGTERM, lambda *_: saving.append(1)); saving = []\nprint('listo')\n"
