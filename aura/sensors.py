@@ -27,6 +27,8 @@ from aura.gpus import Gpu, gpu_reader, optional
 from aura.processes import Activity, Processes, ask, pid_namespace, pids_apart
 
 LOOPBACK = ("lo", "lo0")
+COUNTS = 0, 2**64  # recorded whole numbers; a disk of an object store says 16 EiB
+MEASURES = -1e16, 1e16  # other recorded numbers: as moments, years that strftime can still say
 
 
 @dataclass(frozen=True)
@@ -194,17 +196,21 @@ def from_dict(values):
 _hints = functools.cache(typing.get_type_hints)
 
 
-def typed(value, kind):
+def typed(value, kind, bounded=True):
     """`value`, as json.loads gives it, as a `kind`: a field that an older version did not write has its default. Raises
-    TypeError, KeyError or ValueError where it is not one."""
-    if dataclasses.is_dataclass(kind):
-        return kind(**{name: typed(value[name], hint) for name, hint in _hints(kind).items() if name in value})
+    TypeError, KeyError or ValueError where it is not one, or is a number that nobody measures."""
+    if dataclasses.is_dataclass(kind):  # a run that diverges says any loss, and none
+        return kind(**{name: typed(value[name], hint, name != "loss") for name, hint in _hints(kind).items()
+                       if name in value})
     if typing.get_origin(kind) is list:
         return [typed(each, *typing.get_args(kind)) for each in value]
     if typing.get_origin(kind) is dict:
         _, inside = typing.get_args(kind)
         return {int(key): typed(each, inside) for key, each in value.items()}
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if type(value) in kinds or (type(value) is int and float in kinds):
-        return value
-    raise TypeError(value)
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        raise TypeError(value)
+    low, high = MEASURES if float in kinds else COUNTS
+    if (type(value) is int or type(value) is float and bounded) and not low <= value <= high:
+        raise ValueError(value)
+    return value

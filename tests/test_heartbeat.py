@@ -190,12 +190,18 @@ def test_only_the_newest_run_counts_and_the_next_one_clears_the_folder(tmp_path,
     for name, text in (("rank-00001.json", "{"), ("rank-00002.json", "[]"), ("rank-00003.json", '{"run": 3}'),
                        ("rank-00004.json", json.dumps({**older, "time": "ayer"})), ("notas.json", "{}")):
         (folder / name).write_text(text)
+    huge = {name: 10**400 if type(value) in (int, float) else value for name, value in older.items()}
+    for number, values in enumerate((huge, {**older, "time": float("inf")}, {**older, "rank": -5}), 10):
+        (folder / f"rank-{number:05d}.json").write_text(json.dumps(values))
     (folder / "rank-00005.json").write_text(json.dumps({**older, "rank": 5, "run": "otra", "time": first.time - 9}))
     assert [beat.rank for beat in heartbeat.read(tmp_path)] == [0, 7]
     assert first.started == processes.start_of(os.getpid()) and first.started
     old = {name: value for name, value in older.items() if name not in ("started", "pids")}
     (folder / "rank-00007.json").write_text(json.dumps(old))
     assert heartbeat.read(tmp_path)[1].started is None, "and an older version's beat is one"
+    for loss in (float("nan"), float("inf"), 1e38):
+        (folder / "rank-00007.json").write_text(json.dumps({**older, "loss": loss}))
+        assert len(heartbeat.read(tmp_path)) == 2, "a run that diverges is still heard"
     second = run_one(tmp_path, shards)
     assert second.run != first.run
     assert sorted(path.name for path in folder.iterdir()) == ["notas.json", "rank-00000.json"]

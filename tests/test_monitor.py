@@ -206,7 +206,8 @@ def test_another_process_with_the_pid_of_a_rank_is_not_that_rank(tmp_path, main)
         assert (f"su proceso ha muerto (pid {os.getppid()})" in output) == dead, output
 
 
-@pytest.mark.parametrize("change", [{"phase_s": None}, {"ended": 3}, {"windows": [{}]}, {"received": "ayer"}])
+@pytest.mark.parametrize("change", [{"phase_s": None}, {"ended": 3}, {"windows": [{}]}, {"received": "ayer"},
+                                    {"step": 10**400}, {"rank": -5}, {"loss": 10**400}, {"time": float("inf")}])
 def test_a_recorded_beat_of_another_kind_is_one_line(tmp_path, main, change):
     path = record(tmp_path / "r.jsonl", [(sample(), cluster())])
     line = json.loads(path.read_text())
@@ -222,6 +223,14 @@ def test_a_recorded_line_of_rubbish_is_one_line(tmp_path, main, line):
     with pytest.raises(UserError) as refused:
         main("--replay", tmp_path / "r.jsonl")
     assert "línea 1: no es lo que escribe monitor.py --json" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change", [{"time": 1e300}, {"time": 10**400}, {"time": float("nan")},
+                                    {"memory_total": 10**400}, {"cores": -1}])
+def test_a_recorded_sample_of_numbers_that_nobody_measures_is_one_line(tmp_path, main, change):
+    (tmp_path / "r.jsonl").write_text(json.dumps({**json.loads(sensors.to_json(sample())), **change}) + "\n")
+    with pytest.raises(UserError, match="línea 1: no es lo que escribe monitor.py --json"):
+        main("--replay", tmp_path / "r.jsonl")
 
 
 BAD = [
