@@ -1,10 +1,13 @@
 """The two ways a run can end badly, and the exit codes that scripts, schedulers and people rely on."""
 
+import re
+
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2
 EXIT_FAULT = 3
 EXIT_SIGNAL_BASE = 128  # plus the signal's number, as shells report it: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM
 EXIT_NO_READER = EXIT_SIGNAL_BASE + 13  # SIGPIPE, which Windows has no name for
+SHORT = re.compile(r".{,160}$|.{80,160}(?=[;.] )|.{1,160}(?= )|.{160}")  # all; or phrases; or words
 
 
 class UserError(Exception):
@@ -35,8 +38,9 @@ def agreed(kind, text):
 
 
 def first_line(problem):
-    """The first line of what an exception says, 160 characters at most; its type where it says nothing."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]
+    """The first line of what an exception says, as much as fits into 160 characters without cutting a phrase or at
+    least a word; its type where it says nothing."""
+    return SHORT.match((str(problem).strip().splitlines() or [type(problem).__name__])[0])[0]
 
 
 def one_line(problem, most=300):

@@ -182,6 +182,18 @@ def test_a_fault_is_the_last_word(tmp_path):
     assert beat.ended == "se acabó el disco" and beat.failed
 
 
+@pytest.mark.parametrize("said, heard", [
+    ("se perdió la red" + " ¡ay!" * 20 + ": siguen encendidas; lo que dijo la red: " + "x" * 90,
+     "se perdió la red" + " ¡ay!" * 20 + ": siguen encendidas"),
+    ("corto; " + "una palabra " * 14, ("corto; " + "una palabra " * 12 + "una")),
+    ("x" * 161, "x" * 160), ("justo; " + "x" * 153, "justo; " + "x" * 153),
+])
+def test_a_long_last_word_ends_with_a_whole_one(tmp_path, said, heard):
+    with pytest.raises(TrainingFault), heartbeat.beating(tmp_path, Session()):
+        raise TrainingFault(said)
+    assert heartbeat.read(tmp_path)[0].ended == heard
+
+
 def test_only_the_newest_run_counts_and_the_next_one_clears_the_folder(tmp_path, shards):  # noqa: F811
     first = run_one(tmp_path, shards)
     folder = tmp_path / heartbeat.FOLDER
