@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from aura.errors import UserError, agreed
 
 METHODS = ("ddp", "fp16", "diloco")
+DETAILS = ("sync_every", "sync_lr", "sync_momentum")  # of diloco
 DEVICE_BYTES = {"fp16": 4, "diloco": 12}  # of each parameter, besides weights, gradients and the optimiser's
 SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
@@ -108,11 +109,23 @@ def check(method, args, sharded):
     if sharded and method in ("fp16", "diloco"):
         raise agreed(UserError, f"--sync {method}: cada proceso necesita el modelo entero, y aquí se reparte entre "
                                 "todos; quite --sync, o fsdp")
-    useless = sorted({"sync_every", "sync_lr", "sync_momentum"} & set(getattr(args, "given", ())))
+    useless = _given(args, DETAILS)
     if useless and method in ("ddp", "fp16"):
-        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(args, name)}" for name in useless)
-        raise agreed(UserError, f"{flags}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite lo uno o lo "
-                                "otro")
+        raise agreed(UserError, f"{useless}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite lo uno o "
+                                "lo otro")
+
+
+def idle_alone(args):
+    """What was given of how several processes share their work, which a single one does not: "--fsdp, --sync fp16", ""
+    if nothing."""
+    return _given(args, ("fsdp", "strategy", "sync", *DETAILS))
+
+
+def _given(args, names):
+    """Those of the arguments that were given and ask for more than what all begin with, as they are typed."""
+    values = {name: getattr(args, name) for name in names if name in getattr(args, "given", ())}
+    return ", ".join(f"--{name.replace('_', '-')}" + f" {value}" * (value is not True)
+                     for name, value in values.items() if value not in ("auto", "ddp"))
 
 
 def outer_step(args, steps):

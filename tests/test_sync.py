@@ -454,6 +454,19 @@ def test_what_counts_with_diloco_alone_is_not_taken_by_others(method):
         assert not dist.grouped
 
 
+@pytest.mark.parametrize("strategy, words, idle", [
+    (False, ["--fsdp", "--sync", "auto"], "--fsdp"), (True, ["--strategy", "fsdp"], "--strategy fsdp"),
+    (False, ["--sync-every", "3", "--sync", "diloco"], "--sync diloco, --sync-every 3"),
+    (False, ["--sync", "fp16"], "--sync fp16"), (True, ["--strategy", "ddp", "--sync", "ddp"], ""), (False, [], ""),
+])
+def test_one_process_says_what_is_of_no_use_to_it(capsys, strategy, words, idle):
+    parser = Parser()
+    add_distributed(parser, strategy)
+    with distributed.session(parser.parse_args(words)) as dist:
+        assert dist.world_size == 1
+    assert capsys.readouterr().out == (f"Aviso: con un solo proceso no cuenta {idle}.\n" if idle else "")
+
+
 @pytest.mark.parametrize("words, steps, expected", [
     ([], 0, (0.9, 0.5)),
     ([], 60 * 56, (0.9, 0.5)),
