@@ -8,7 +8,7 @@ other ranks on loss, tokens, finiteness and a wish to stop, report, save. When a
 import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -107,8 +107,11 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     clock.begin(progress.step, policy.max_steps)
     console.outlive()
 
+    untold = {}  # {step: its tokens, as far as this rank knows} of those done that not all ranks have heard of
+
     def state():
-        return state_of(module, optimizer, precision, loader, policy, progress, average, sync)
+        done = replace(progress, tokens=progress.tokens + int(sum(untold.values())))
+        return state_of(module, optimizer, precision, loader, policy, done, average, sync)
 
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist, sync, progress, state):
         stop, stalled = 0, 0.0
@@ -135,6 +138,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             loss, share = sync.weigh(loss, count, request, clock)
             norm = norm.item() * policy.micro_tokens * share
             progress.step += 1
+            untold[progress.step] = count * dist.world_size
 
             trouble = _apply(optimizer, precision.scaler, gradients, policy.micro_tokens * share, loss, norm,
                              policy.grad_clip)
@@ -150,6 +154,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             faulty, gave_up = False, None
             for known in sync.advance(progress.step, trouble, clock, settle=settle, last=last):
                 stop = max(stop, known.stop)
+                del untold[known.step]
                 progress.tokens += int(known.count)
                 progress.loss = clock.loss = known.loss
                 if known.trouble:

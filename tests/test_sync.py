@@ -302,6 +302,7 @@ def test_what_was_last_agreed_on_is_saved_when_a_rank_is_lost(runs):
     first, second = told(runs, "lost")
     assert first["fault"].endswith("ckpt-00000008.pt") and "ckpt-00000008.pt" not in second["fault"]
     state = newest(runs / "lost")
+    assert state["progress"]["tokens"] == 8 * WINDOWS * 8, "with those of the steps that were still on their way"
     assert state["progress"]["step"] == 8 and state["random"]["step"] == 8 and state["config"] == CONSTANTS["config"]
     assert crc(state["model"].values()) == first["agreed"] == second["agreed"]
     assert len({first["agreed"], first["local"], second["local"]}) == 3
