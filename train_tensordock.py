@@ -328,6 +328,8 @@ def main():
     place(args)
     state = recall.recorded(args, dist.print)
     if state is not None:
+        if state["arguments"]["grad_checkpointing"] is True:  # of before there was any other way
+            state["arguments"]["grad_checkpointing"] = "full"
         recall.arguments(args, state, FIXED, flag, dist.print)
     card = find_card(args, dist.device)
     config = complete(args, card, dist.print)

@@ -483,20 +483,27 @@ class Checkpointer:
             return None
         return state if all(state["sync"].get(name) == value for name, value in setting.items()) else None
 
-    def require_room(self, size, saves):
-        """Raise UserError when rank 0's disk cannot hold one more checkpoint of `size` bytes, and tell when it will not
-        hold what so many saves come to: those that stay, and the next one before the oldest goes."""
+    def require_room(self, size):
+        """Raise UserError when rank 0's disk cannot hold one more checkpoint of `size` bytes."""
+        free = shutil.disk_usage(self.directory).free
+        if self.dist.main and free < size:
+            raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
+                            f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
+
+    def say_if_room_is_short(self, size, steps):
+        """Tell when rank 0's disk has no room for what saves of `size` bytes at these steps come to: those that stay,
+        and the last one before the oldest goes."""
         if not self.dist.main:
             return
-        free, where = shutil.disk_usage(self.directory).free, f"en {str(self.directory)!r} quedan"
-        if free < size:
-            raise UserError(f"{where} {free / 1e9:.2f} GB y un punto de control ocupa {size / 1e9:.2f} GB: libere "
-                            "espacio o indique otra carpeta con --checkpoint-dir")
-        more = min(saves, self.keep + 1 - len(found(self.directory)))
+        there = {step_of(path) for path in found(self.directory)}
+        every = sorted(there | set(steps))
+        older, newest = every[:-self.keep - 1], every[-self.keep - 1:]
+        more = len(newest) + sum(1 for step in older if self.keep_every and step % self.keep_every == 0) - len(there)
+        free = shutil.disk_usage(self.directory).free
         if free < more * size:
-            self.dist.print(f"Aviso: {where} {free / 1e9:.2f} GB y en esta ejecución llegará a haber {more} puntos de "
-                            f"control más, de {size / 1e9:.2f} GB: libere espacio o baje --keep-checkpoints, o se "
-                            "parará cuando no quepa el siguiente.")
+            self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber {more} "
+                            f"puntos de control más, de {size / 1e9:.2f} GB: libere espacio o baje --keep-checkpoints, "
+                            "o se parará cuando no quepa el siguiente.")
 
 
 def _origin_of(path):

@@ -362,9 +362,9 @@ def session(args, before_group=None):
     backends.limit_threads()
     dist = Session(place.rank, place.local_rank, place.world_size, timeout=args.dist_timeout,
                    shards=place.world_size if sharded else 1)
-    if place.world_size == 1 and (idle := sync.idle_alone(args)):
-        dist.print(f"Aviso: con un solo proceso no cuenta {idle}.")
     if not place.grouped:
+        if idle := sync.idle_alone(args):
+            dist.print(f"Aviso: con un solo proceso no cuenta {idle}.")
         dist.device = backends.local_device(place.local_rank)
         yield dist
         return

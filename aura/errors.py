@@ -7,7 +7,7 @@ EXIT_BAD_INPUT = 2
 EXIT_FAULT = 3
 EXIT_SIGNAL_BASE = 128  # plus the signal's number, as shells report it: 130 SIGINT, 138 SIGUSR1, 143 SIGTERM
 EXIT_NO_READER = EXIT_SIGNAL_BASE + 13  # SIGPIPE, which Windows has no name for
-SHORT = re.compile(r".{,160}$|.{80,160}(?=[;.] )|.{1,160}(?= )|.{160}")  # all; or phrases; or words
+SHORT = re.compile(r".{,160}$|.{80,160}(?=[;.] )|.{80,160}(?= )|.{160}")  # all; or phrases; or words
 
 
 class UserError(Exception):
@@ -23,7 +23,7 @@ class TrainingFault(Exception):
 
 
 class OutOfMemory(TrainingFault):
-    """A step, or its data, asked for more memory than there is, on the device or the host."""
+    """A step asked for more memory than there is, on the device or the host."""
 
 
 class PeerLost(TrainingFault):

@@ -251,7 +251,7 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
     except json.JSONDecodeError as problem:
         first = problem.doc[:problem.pos].strip()
-        if problem.msg == "Extra data" and first.startswith("{") and "\n" not in first:
+        if problem.msg == "Extra data" and first[0] == problem.doc[problem.pos] == "{" and "\n" not in first:
             raise UserError(f"{str(path)!r}: parece JSON por líneas, y se espera el formato de SQuAD v1.1, un solo "
                             "objeto con una lista «data»; conviértalo o indique otro") from problem
         raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "

@@ -308,16 +308,18 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
                same_data=False):
     """Cut or wrap the module and put back what a checkpoint has of the run, to be called on all ranks; returns a Ready.
     batch, unit: as make_sync takes them. same_data: as resume() takes it."""
-    planned = args.max_steps or args.epochs * loader.steps_per_epoch
-    saves = planned // args.checkpoint_freq if args.checkpoint_freq else 1
-    checkpointer.require_room(checkpoint.size_of(module, args.ema), saves)
+    size = checkpoint.size_of(module, args.ema)
+    checkpointer.require_room(size)
     dist.shard(module, optimizer, precision.dtype)
     average = Average(module, args.ema)
+    planned = args.max_steps or args.epochs * loader.steps_per_epoch
     trained = module.compiled() if args.compile else module
     synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
     progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
     steps, fewer = length(args, dist, loader, progress)
     say_if_only_rising(args, dist, steps - fewer)
+    freq = args.checkpoint_freq or steps
+    checkpointer.say_if_room_is_short(size, [*range(progress.step // freq * freq + freq, steps, freq), steps])
     synchronise(dist, module, synced)
     return Ready(synced.wrap(trained), synced, average, progress, steps, fewer)
 
@@ -339,10 +341,10 @@ def make_policy(args, steps, micro_tokens, **intervals):
 def say_if_only_rising(args, dist, steps):
     """Tell whoever starts a run of so many steps that its learning rate never comes to fall."""
     given = vars(args).get("warmup_steps")  # of one script
-    if (round(args.warmup_ratio * steps) if given is None else given) >= steps:
+    if (round(args.warmup_ratio * steps) if given is None else given) >= max(1, steps - 1):
         named = f"--warmup-ratio {args.warmup_ratio:g}" if given is None else f"--warmup_steps {given}"
-        dist.print(f"Aviso: con {named} la tasa de aprendizaje sube en todos los pasos, que son {steps}, y nunca baja: "
-                   "indique un valor menor.")
+        dist.print(f"Aviso: con {named} la tasa de aprendizaje no llega a bajar en los {steps} pasos: indique un valor "
+                   "menor.")
 
 
 def say_if_complete(dist, progress, steps):

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from aura import extension
-from aura.errors import OutOfMemory, UserError, agreed
+from aura.errors import TrainingFault, UserError, agreed
 from aura.files import explain, sync_directory
 
 MAGIC = b"AURATOK\0"
@@ -382,7 +382,7 @@ def _open_reader(stream: _Stream, buffers: list[torch.Tensor]):
             buffer_width=buffers[0].element_size(),
         )
     except OSError as error:
-        kind = OutOfMemory if error.errno == errno.ENOMEM else UserError
+        kind = TrainingFault if error.errno == errno.ENOMEM else UserError
         raise kind(f"No se pueden abrir los ficheros de tokens: {explain(error)}.") from error
 
 

@@ -302,18 +302,20 @@ def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatc
 
 def test_too_little_room_is_said_before_training(tmp_path):
     with pytest.raises(UserError, match="libere espacio"):
-        saved(tmp_path).require_room(10**18, 1)
+        saved(tmp_path).require_room(10**18)
 
 
-@pytest.mark.parametrize("there, saves, more", [(0, 9, 4), (0, 4, 4), (0, 3, None), (2, 9, None), (0, 1, None)])
-def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch, capsys, there, saves, more):
+@pytest.mark.parametrize("there, steps, every, more", [
+    ((), range(1, 10), 0, 4), ((), range(1, 5), 0, 4), ((), range(1, 4), 0, None), ((1, 2), range(3, 9), 0, None),
+    ((), range(1, 11), 2, 7), ((2, 4, 5, 6), range(7, 11), 2, None), ((10,), (10,), 0, None)])
+def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch, capsys, there, steps, every, more):
     """Three stay, and the oldest goes when the next one has been written; here 3.5 fit."""
-    for step in range(there):
+    for step in there:
         checkpoint.path_of(tmp_path, step).touch()
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=35e9))
-    checkpoint.Checkpointer(tmp_path, Session(), keep=3).require_room(10**10, saves)
+    checkpoint.Checkpointer(tmp_path, Session(), keep=3, keep_every=every).say_if_room_is_short(10**10, steps)
     told = capsys.readouterr().out
-    assert f"quedan 35.00 GB y en esta ejecución llegará a haber {more} puntos" in told if more else not told
+    assert f"quedan 35.00 GB y llegará a haber {more} puntos" in told if more else not told
 
 
 def test_every_nth_stays_beside_the_newest(tmp_path):

@@ -186,7 +186,7 @@ def test_a_fault_is_the_last_word(tmp_path):
     ("se perdió la red" + " ¡ay!" * 20 + ": siguen encendidas; lo que dijo la red: " + "x" * 90,
      "se perdió la red" + " ¡ay!" * 20 + ": siguen encendidas"),
     ("corto; " + "una palabra " * 14, ("corto; " + "una palabra " * 12 + "una")),
-    ("x" * 161, "x" * 160), ("justo; " + "x" * 153, "justo; " + "x" * 153),
+    ("x" * 161, "x" * 160), ("x " + "y" * 400, "x " + "y" * 158), ("justo; " + "x" * 153, "justo; " + "x" * 153),
 ])
 def test_a_long_last_word_ends_with_a_whole_one(tmp_path, said, heard):
     with pytest.raises(TrainingFault), heartbeat.beating(tmp_path, Session()):

@@ -103,6 +103,7 @@ def test_what_cannot_be_used_is_named_and_counted(tmp_path):
     ('{"data": [}', "línea 1, columna 11: no es JSON válido"),
     ('{"data":\n [1,\n', "línea 3, columna 1: no es JSON válido"),
     ('{"data":\n []}\n{}', "línea 3, columna 1: no es JSON válido"),
+    ('{"data": []}}', "línea 1, columna 13: no es JSON válido"),
     ('{"id": "a"}\n{"id": "b"}\n', "parece JSON por líneas, y se espera el formato de SQuAD v1.1, un solo objeto"),
     ("[]", "no tiene el formato de SQuAD v1.1"),
     ('{"data": {}}', "no tiene el formato de SQuAD v1.1"),

@@ -267,13 +267,14 @@ def test_what_is_left_of_a_run_at_its_end_is_told(capsys, step, owed, said):
 
 
 @pytest.mark.parametrize("given, steps, named", [
-    ({"warmup_ratio": 0.98}, 20, "--warmup-ratio 0.98"), ({"warmup_ratio": 0.97}, 20, None),
-    ({"warmup_ratio": 1.0, "warmup_steps": 19}, 20, None), ({"warmup_ratio": 0.03, "warmup_steps": None}, 20, None),
+    ({"warmup_ratio": 0.93}, 20, "--warmup-ratio 0.93"), ({"warmup_ratio": 0.92}, 20, None),
+    ({"warmup_ratio": 1.0, "warmup_steps": 18}, 20, None), ({"warmup_ratio": 0.03, "warmup_steps": None}, 20, None),
+    ({"warmup_ratio": 0.03}, 1, None), ({"warmup_ratio": 0.03, "warmup_steps": 19}, 20, "--warmup_steps 19"),
     ({"warmup_ratio": 0.03, "warmup_steps": 5000}, 20, "--warmup_steps 5000")])
 def test_a_warmup_that_outlasts_the_run_is_told(capsys, given, steps, named):
     start.say_if_only_rising(SimpleNamespace(**given), Session(), steps)
     out = capsys.readouterr().out
-    assert out.startswith(f"Aviso: con {named} ") and "que son 20, y nunca baja" in out if named else not out
+    assert out.startswith(f"Aviso: con {named} ") and "no llega a bajar en los 20 pasos" in out if named else not out
 
 
 def test_the_peak_of_a_group_is_that_of_all_its_cards(monkeypatch):

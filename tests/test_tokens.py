@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aura import extension, tokens
-from aura.errors import OutOfMemory, UserError
+from aura.errors import TrainingFault, UserError
 from aura.tokens import HEADER_BYTES, ShardWriter, TokenLoader, evaluation_batches, permute, read_header, verify_shard
 
 VOCAB = 50_000
@@ -321,7 +321,7 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
 
 
 def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
-    """Nor bad input: what is to be done about memory is done then, as --auto_oom does."""
+    """Nor bad input, nor the step's, which a smaller batch would help."""
     count = 2**30
     (tmp_path / "big.bin").write_bytes(tokens.ShardHeader(2, VOCAB, count, 0).pack())
     os.truncate(tmp_path / "big.bin", HEADER_BYTES + 2 * count)  # takes no room on the disk
@@ -329,7 +329,7 @@ def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + count, before[1]))
     try:
-        with pytest.raises(OutOfMemory, match=r"No se pueden abrir los .*: no queda memoria para este .*; ulimit -v"):
+        with pytest.raises(TrainingFault, match=r"No se pueden abrir los .*: no queda memoria para este .*; ulimit -v"):
             TokenLoader([tmp_path / "big.bin"], 10, 2, vocab_size=VOCAB)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

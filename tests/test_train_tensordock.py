@@ -141,11 +141,22 @@ def test_a_resumed_run_refuses_what_it_cannot_change(trained):
         assert piece in output.splitlines()[-1]
 
 
+def test_a_checkpoint_of_before_there_were_two_ways_to_compute_again(trained):
+    path = checkpoint.found(trained)[0]
+    state = torch.load(path, weights_only=True)
+    state["arguments"]["grad_checkpointing"] = True
+    torch.save(state, path)
+    code, output = train(trained.parent, "--resume_from", "salida", "--gradient_checkpointing", "full",
+                         "--max_steps", 5)
+    assert code == 0 and "con gradient checkpointing (full)" in output and "Cambia" not in output.replace(
+        "Cambia respecto al punto de control: --max_steps 4 -> 5", "")
+
+
 def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
     code, output = train(trained.parent, "--resume_from", "salida", "--max_steps", 6, "--log_interval", 1,
                          "--warmup_steps", 9)
     assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
-    assert "Aviso: con --warmup_steps 9 la tasa de aprendizaje sube en todos los pasos, que son 6" in output
+    assert "Aviso: con --warmup_steps 9 la tasa de aprendizaje no llega a bajar en los 6 pasos" in output
     assert "Por hacer: 2 de los 6 pasos, 0.0 h" in output
 
 

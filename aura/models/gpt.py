@@ -138,8 +138,8 @@ class GPT(nn.Module):
     With targets [B, T] too it returns their summed cross-entropy in nats instead; the logits never exist as a whole.
 
     grad_checkpointing: what is computed again in backward while training (blocks.train): "full" or another true value:
-    whole blocks; "selective": of each the MLP with the norm before it, which is two thirds of what a block keeps and,
-    without its last product, a third of what it computes, and nothing of attention.
+    whole blocks; "selective": of each the MLP with the norm before it, which is more than half of what a block keeps
+    and, without its last product, a third of what it computes, and nothing of attention.
     """
 
     def __init__(self, config):
