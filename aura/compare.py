@@ -257,7 +257,8 @@ class Model:
     def rate(self, processes):
         """Samples/s of so many processes with the same batch each."""
         last = self.points[-1]
-        return last.rate * last.step / self.step(processes) * processes / last.run.processes
+        modelled = self.step(last.run.processes)  # not the measured one, of which no share to hide may make up
+        return last.rate * modelled / self.step(processes) * processes / last.run.processes
 
     def nodes(self, processes, point=None):
         """Machines that so many processes need: one if one was measured, else with as many processes on each."""

@@ -176,7 +176,7 @@ def hf_settings(config, weights, tokenizer):
         # Text must not become a special token because it spells its name (split_special_tokens).
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.seq_len,
-            "clean_up_tokenization_spaces": False, "split_special_tokens": True, **special},
+            "clean_up_tokenization_spaces": False, "split_special_tokens": True, "padding_side": "left", **special},
         "special_tokens_map.json": special}
 
 

@@ -19,7 +19,9 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
     probabilities = logits.softmax(-1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        beyond[0] = False  # of a top_p that float32 takes for 0 too
+        ordered[beyond] = 0
         probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered)
     return int(torch.multinomial(probabilities, 1, generator=generator))
 

@@ -157,6 +157,8 @@ def test_no_more_is_hidden_than_there_is_computation():
     assert compare.Model([slow], {True: 1e8, False: None}, 0.5).step(4) == 15.0  # 1 + 15 - min(7.5, 1)
     late, early = (compare.fit(compare.points([run("ddp", 2, 2, step_s=step)], [])) for step in (3.0, 0.9))
     assert (late.hidden, early.hidden) == (0.0, 1.0)
+    for each in (late, early):  # a step the model has no explanation for is the measured one all the same
+        assert each.rate(2) == pytest.approx(each.points[-1].rate) and each.rate(4) <= 2 * each.rate(2)
 
 
 def test_the_error_on_measured_sizes_with_and_without_them():

@@ -277,6 +277,7 @@ def test_transformers_writes_the_same(folder, model, tokenizer):
 def test_transformers_tokenizes_the_same(folder, tokenizer):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert theirs.padding_side == "left", "what goes on after padding on the right goes on after nothing"
     assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
     assert len(theirs) == tokenizer.vocab_size and theirs.model_max_length == 48
     for text in TEXTS + strings(300):

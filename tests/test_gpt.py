@@ -198,5 +198,6 @@ def test_choices():
     assert sampling.choose(logits, generator, temperature=0) == 1
     assert {sampling.choose(100 * logits, generator, temperature=1e-300) for _ in range(9)} == {1}
     assert {sampling.choose(logits, generator, top_k=2) for _ in range(60)} == {1, 2}
-    assert {sampling.choose(logits, generator, top_p=0.1) for _ in range(60)} == {1}
+    for top_p in (0.1, 1e-300):
+        assert {sampling.choose(logits, generator, top_p=top_p) for _ in range(60)} == {1}
     assert {sampling.choose(logits, generator) for _ in range(300)} >= {0, 1, 2}
