@@ -226,6 +226,7 @@ class _Teller:
         is worth nothing."""
         name = f"rank-{rank:05d}.json"
         partial = f"{self.folder}/.{name}.{self.dist.rank}{PARTIAL_SUFFIX}"
+        os.makedirs(self.folder, exist_ok=True)  # somebody may have removed it while the run is on
         with open(partial, "wb") as file:
             file.write(said)
         os.replace(partial, f"{self.folder}/{name}")

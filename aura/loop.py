@@ -114,7 +114,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
         return state_of(module, optimizer, precision, loader, policy, done, average, sync)
 
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist, sync, progress, state):
-        stop, stalled = 0, 0.0
+        stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
             with clock.phase("evaluate"), sync.agreed(), average.applied():
                 stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
@@ -175,7 +175,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
                     found, asked = evaluate_unless_stopped(evaluate, request, dist)
                 metrics, stop = metrics | found, max(stop, asked)
-            progress.seconds += time.perf_counter() - started
+            progress.seconds = spent + time.perf_counter() - begun
             if evaluated and asked:
                 progress.owed = {**metrics, "total_seconds": progress.seconds}
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
@@ -187,13 +187,14 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 with clock.phase("evaluate"), sync.agreed(), average.applied():
                     sample(progress.step)
             if saved or stop or gave_up:
-                progress.faults = progress.faults if faulty else 0
+                if saved and not faulty:
+                    _win_back_rate(progress, reporter)
+                progress.seconds = spent + time.perf_counter() - begun
                 own = sync.own_state()
                 with clock.phase("save"), sync.agreed():
                     reporter.keep()
                     wait = checkpointer.save(progress.step, state(), interrupted=bool(stop) and not last, own=own)
                 stalled += wait
-                progress.seconds += wait
             if gave_up:
                 raise gave_up
             clock.lap(count)
@@ -314,6 +315,16 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"por {progress.lr_scale:g}")
     return None
+
+
+def _win_back_rate(progress, reporter):
+    """At a checkpoint: what made the faults before it is over. If there were none since the last one either, the rate
+    that they had lowered is doubled, up to the planned one: else a bad value now and then would end all learning."""
+    if not progress.faults and progress.lr_scale < 1:
+        progress.lr_scale = min(1.0, 2 * progress.lr_scale)
+        reporter.event(progress.step, "sin más fallos de un punto de control a otro; desde ahora la tasa de "
+                       f"aprendizaje es la prevista por {progress.lr_scale:g}")
+    progress.faults = 0
 
 
 @torch.no_grad()

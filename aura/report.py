@@ -137,7 +137,10 @@ class Reporter:
                 self._write_table([*(old for old in read_table(self.table) if int(old["step"]) < step), row])
             else:
                 with open(self.table, "a", newline="", encoding="utf-8") as file:
-                    csv.DictWriter(file, COLUMNS).writerow(row)
+                    writer = csv.DictWriter(file, COLUMNS)
+                    if not file.tell():  # somebody removed it while the run is on
+                        writer.writeheader()
+                    writer.writerow(row)
             for key, value in values.items():
                 self.board.add_scalar(key, value, step)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,15 @@ def test_a_folder_that_cannot_be_written_is_told_once(tmp_path, shards, capsys, 
     assert run.result[0].step == 12 and heartbeat.read(tmp_path) == []
     printed = capsys.readouterr()
     assert printed.out.count("monitor.py no verá bien") == 1 and "Traceback" not in printed.out + printed.err
+
+
+def test_a_folder_that_is_removed_while_the_run_is_on_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.02)
+    with heartbeat.beating(tmp_path, Session()):
+        wait_until(lambda: heartbeat.read(tmp_path))
+        shutil.rmtree(tmp_path / heartbeat.FOLDER, ignore_errors=True)
+        wait_until(lambda: heartbeat.read(tmp_path))
+    assert heartbeat.read(tmp_path)[0].ended == "completo"
 
 
 def test_a_store_that_fails_leaves_the_file(tmp_path, shards, capsys):  # noqa: F811

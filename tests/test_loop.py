@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -246,12 +247,23 @@ def test_accumulation_equals_one_large_batch(tmp_path, shards):
         assert float(a) == pytest.approx(float(b), abs=1e-5)
 
 
+def test_all_time_counts(tmp_path, shards, monkeypatch):
+    """That of a sample as well, which is no part of a step: it is paid for."""
+    real, spent = time.perf_counter, [0.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: real() + sum(spent))
+    run = Run(folder(tmp_path, "a"), shards).go(sample=lambda step: spent.append(100.0))
+    assert 100 <= run.keeper.load("auto")["progress"]["seconds"] < 200 and len(spent) == 2
+
+
 @pytest.mark.parametrize("call, step", [(1, 1), (3, 2)])
 def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, shards, call, step):
     run = Run(folder(tmp_path, "a"), shards, spoil={call}).go()
     events = (tmp_path / "a" / "events.log").read_text()
     assert f"paso {step}" in events and "se reinician los pesos" in events
-    assert run.result[0].lr_scale == 0.5 and run.result[0].step == STEPS
+    # Won back once there was no fault from a checkpoint to the next, here from 4 to 8.
+    rates = [float(row["lr"]) * int(row["step"]) for row in report.read_table(tmp_path / "a" / "train.csv")]
+    assert rates[step:] == pytest.approx([5e-3] * (8 - step) + [1e-2] * (STEPS - 8)) and "paso 8: sin más" in events
+    assert run.result[0].lr_scale == 1.0 and run.result[0].step == STEPS
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
 
 

@@ -34,6 +34,15 @@ def test_rows_have_full_precision_and_the_promised_columns(tmp_path, capsys, uni
         assert column in row
 
 
+def test_a_table_that_is_removed_while_the_run_is_on_begins_anew(tmp_path):
+    log = reporter(tmp_path)
+    log.log(1, loss=3.0)
+    log.table.unlink()
+    log.log(2, loss=2.5)
+    log.log(3, loss=2.0)
+    assert [(row["step"], row["loss"]) for row in report.read_table(log.table)] == [("2", "2.5"), ("3", "2.0")]
+
+
 def test_the_curve_is_drawn_without_a_word_where_the_home_may_not_be_written(tmp_path):
     (tmp_path / "home").write_text("")
     code = "from aura import report; report.draw_curve([{'step': '1', 'loss': '3'}], 'loss.png')"
