@@ -31,11 +31,19 @@ def versions():
     return {"aura": aura.__version__, "torch": torch.__version__.split("+")[0], "python": platform.python_version()}
 
 
-def save_output(args, weights, config, data, tokenizer, progress, description, named):
+def used(args, dist, precision, optimizer):
+    """What a run was trained with that its arguments leave to be decided, or do not name."""
+    return {"precision": precision.name, "processes": dist.world_size,
+            "sequences_per_step": args.batch_size * args.grad_accum * dist.world_size, "versions": versions(),
+            **{name: optimizer.defaults[name] for name in ("betas", "eps") if name in optimizer.defaults}}
+
+
+def save_output(args, weights, config, data, tokenizer, progress, description, named, used):
     """Write the weights to --output and, beside them, what another program needs: configuration and tokenizer.
 
     model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
-    tokenizer.model. named: the checkpoint to go on from. Raises TrainingFault when the disk refuses.
+    tokenizer.model. named: the checkpoint to go on from. used: as used() gives it. Raises TrainingFault when the disk
+    refuses.
     """
     path, beside = Path(args.output), _beside(args, description)
     vocabulary = path.with_name(tokenizer.file_name) if description else path.with_suffix(f".{tokenizer.file_name}")
@@ -54,7 +62,8 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
             "steps": progress.step, "tokens": progress.tokens,
             "dataset": data.meta["name"], "dataset_sha256": data.sha256,
             "tokenizer": vocabulary.name, "tokenizer_sha256": tokenizer.sha256,
-            "parameters": config.parameters(), "arguments": plain_arguments(args), "command": sys.argv})
+            "parameters": config.parameters(), "arguments": plain_arguments(args), "used": used,
+            "command": sys.argv})
     except OSError as problem:
         raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; corríjalo y repita la misma orden, "
                             f"que lo guardará; {named}") from problem

@@ -223,8 +223,9 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                 return start.leave_stopped(args, dist, progress, stopped, checkpointer)
             with ready.synced.agreed(), ready.average.applied():
                 weights = collect(module.state_dict(), dist)
-                dist.run_on_main(lambda: output.save_output(args, weights, config, data, tokenizer, progress,
-                                                            description, checkpointer.named()))
+                dist.run_on_main(lambda: output.save_output(
+                    args, weights, config, data, tokenizer, progress, description, checkpointer.named(),
+                    output.used(args, dist, precision, optimizer)))
             dist.barrier()
             if dist.grouped:
                 dist.print_each("Todos los procesos completaron el entrenamiento")

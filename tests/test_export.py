@@ -442,7 +442,7 @@ def test_a_model_moved_without_its_description_is_told_the_name_of_it(model, tok
 def test_the_command_to_try_a_model_with_may_be_pasted(model, tokenizer, tmp_path, capsys):
     path, data = tmp_path / "mi modelo.pth", SimpleNamespace(meta={"name": "libro"}, sha256="0")
     output.save_output(SimpleNamespace(output=str(path), checkpoint_dir="c"), model.state_dict(), model.config, data,
-                       tokenizer, SimpleNamespace(step=1, tokens=1), None, "")
+                       tokenizer, SimpleNamespace(step=1, tokens=1), None, "", {})
     said = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert said == ["Pruébelo:", "python", "-m", "aura.generate", "--checkpoint", str(path), "--prompt", "En un lugar"]
 

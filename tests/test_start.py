@@ -212,7 +212,7 @@ def test_two_models_never_share_what_lies_beside_them(tmp_path, monkeypatch, des
         start._check_places(args, Session(), False, description)
     with pytest.raises(TrainingFault, match=f"{told}, y repita .*; último punto de control: b/x.pt"):
         output.save_output(args, {}, None, None, SimpleNamespace(file_name="tokenizer.model"), None, description,
-                           "último punto de control: b/x.pt")
+                           "último punto de control: b/x.pt", {})
     assert {path.name for path in (tmp_path / "m").iterdir()} == {beside, model}
 
 

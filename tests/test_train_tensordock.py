@@ -47,6 +47,9 @@ def test_from_text_to_a_folder_with_everything(book, tmp_path):
             "tokenizer.model", "tokenizer.json", "vocab.json", "loss.png"} <= names
     described = json.loads((folder / "model_config.json").read_text())
     assert described["config"]["n_embd"] == 32 and described["arguments"]["lr"] == 1e-3
+    used = described["used"]
+    assert (used["precision"], used["processes"], used["sequences_per_step"]) == ("fp32", 1, 4)
+    assert used["betas"] == [0.9, 0.95] and used["eps"] > 0 and used["versions"]["torch"] in torch.__version__
     command = ["-m", "aura.generate", "--checkpoint", "salida/final_model.pt", "--prompt", "Ana", "--length", "5"]
     code, text = run(command, tmp_path)
     assert code == 0 and text.startswith("Ana")
