@@ -65,14 +65,13 @@ def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
 def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book, tmp_path):
     """A rate given anew is not lowered by a NaN of before; the order of the data stays that of the first seed."""
     given = ["--beta2", "0.5", "--seed", "9"]
-    for step, options, new, beta2, scale in ((2, [], "", 0.99, 0.5), (3, given, "--beta2 0.5 (antes 0.99)", 0.5, 0.5),
-                                             (4, [*given, "--lr", "1e-4"], "--lr 0.0001 (antes 0.001)", 0.5, 1.0)):
-        code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options,
-                             **{} if options else {"AURA_INJECT_NAN": "0:1"})
+    for step, options, new, beta2, scale in ((2, [], "", 0.99, 0.5), (4, given, "--beta2 0.5 (antes 0.99)", 0.5, 0.25),
+                                             (5, [*given, "--lr", "1e-4"], "--lr 0.0001 (antes 0.001)", 0.5, 1.0)):
+        code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options, AURA_INJECT_NAN="0:1")
         assert code == 0, output
         assert ("sigue siendo el de --seed 1234," in output) == bool(options)
         assert (f"ahora, que no es lo de antes: {new}.\n" in output) == bool(new), output
-        assert ("sigue siendo la prevista por 0.5," in output) == (step == 3), output
+        assert ("sigue siendo la prevista por 0.5," in output) == (step == 4), output
         saved = weights(tmp_path / "checkpoints" / f"ckpt-{step:08d}.pt")
         assert [tuple(group["betas"]) for group in saved["optimizer"]["param_groups"]] == [(0.9, beta2)] * 2
         assert saved["progress"]["lr_scale"] == scale
