@@ -120,11 +120,15 @@ class DiLoCo:
                 self._finish()
             known, settle = [], settle or last
             while self.messages and (settle or len(self.messages) > LAG):
-                known.append(self._hear(*self.messages.popleft()))
+                known.append(self._hear(*self.messages[0]))
+                self.messages.popleft()  # heard: one that a lost rank keeps from it stays
                 settle = settle or known[-1].stop
             if settle and self.flight:  # or another rank would wait for this one's half through an evaluation
                 self.flight.average.share()
         return known
+
+    def unheard(self):
+        return self.dist.world_size * int(sum(count for _, count, *_ in self.messages))
 
     def retreat(self):
         """Put the agreed weights in place of this rank's own."""
@@ -187,9 +191,10 @@ class DiLoCo:
         faults, signals = ([0.0] * self.dist.world_size for _ in range(2))
         faults[self.dist.rank], signals[self.dist.rank] = float(bool(trouble)), float(signal_number)
         message = torch.tensor([*((0.0, 0.0) if trouble else (loss, count)), *faults, *signals], dtype=torch.float64)
-        self.messages.append((step, message, c10d.all_reduce(message, group=self.talk, async_op=True)))
+        work = c10d.all_reduce(message, group=self.talk, async_op=True)
+        self.messages.append((step, 0 if trouble else count, message, work))
 
-    def _hear(self, step, message, work):
+    def _hear(self, step, _, message, work):
         self._wait(work)
         (loss, count), faults, signals = message.tolist()[:2], *message[2:].view(2, -1).tolist()
         ranks = [str(rank) for rank, fault in enumerate(faults) if fault]

@@ -8,7 +8,7 @@ other ranks on loss, tokens, finiteness and a wish to stop, report, save. When a
 import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -107,11 +107,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     clock.begin(progress.step, policy.max_steps)
     console.outlive()
 
-    untold = {}  # {step: its tokens, as far as this rank knows} of those done that not all ranks have heard of
-
     def state():
-        done = replace(progress, tokens=progress.tokens + int(sum(untold.values())))
-        return state_of(module, optimizer, precision, loader, policy, done, average, sync)
+        return state_of(module, optimizer, precision, loader, policy, progress, average, sync)
 
     with orderly_stop() as request, _checkpoint_named(checkpointer, dist, sync, progress, state):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
@@ -138,7 +135,6 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             loss, share = sync.weigh(loss, count, request, clock)
             norm = norm.item() * policy.micro_tokens * share
             progress.step += 1
-            untold[progress.step] = count * dist.world_size
 
             trouble = _apply(optimizer, precision.scaler, gradients, policy.micro_tokens * share, loss, norm,
                              policy.grad_clip)
@@ -154,7 +150,6 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
             faulty, gave_up = False, None
             for known in sync.advance(progress.step, trouble, clock, settle=settle, last=last):
                 stop = max(stop, known.stop)
-                del untold[known.step]
                 progress.tokens += int(known.count)
                 progress.loss = clock.loss = known.loss
                 if known.trouble:
@@ -398,7 +393,8 @@ def state_of(module, optimizer, precision, loader, policy, progress, average, sy
         "model": module.state_dict(), "ema": average.weights, "optimizer": optimizer.state_dict(),
         "scaler": precision.scaler.state_dict(), "sync": sync.state(),
         "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale}, "loader": loader.state_dict(),
-        "random": {"seed": policy.seed, "step": progress.step}, "progress": asdict(progress)}
+        "random": {"seed": policy.seed, "step": progress.step},
+        "progress": {**asdict(progress), "tokens": progress.tokens + sync.unheard()}}
 
 
 def _load_optimizer(optimizer, state):

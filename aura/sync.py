@@ -78,6 +78,10 @@ class Exact:
         nothing."""
         return [replace(self.known, step=step, trouble=trouble)]
 
+    def unheard(self):
+        """Tokens of steps done that are in no Known yet, as if each rank had had as many as this one."""
+        return 0
+
     def retreat(self):
         """Put the agreed weights in place of this rank's own, if it has such."""
 

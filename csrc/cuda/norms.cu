@@ -232,7 +232,7 @@ __device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots
 
 // A row each: as a loop over rows this keeps so many places at hand that two blocks of 512 threads do not fit side by
 // side, and one alone leaves memory idle while it computes. kWhole: the threads of a row have just as many elements as
-// the row; without a condition for each vector it takes a quarter fewer instructions.
+// the row, and need no condition for each vector.
 template <typename T, int kCount, int kVectors, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
