@@ -3,6 +3,7 @@
     python -m aura.generate --checkpoint gpt2_spanish.pth --prompt "En un lugar de la Mancha"
 """
 
+import sys
 import time
 
 import torch
@@ -42,6 +43,10 @@ def main():
         if getattr(model, "halt", None) is None:
             raise UserError(f"--early-exit: {args.checkpoint!r} no tiene cabeza de parada (se entrena con --segments)")
         model.early_exit = True
+    given, seen = len(tokenizer.encode(args.prompt)), model.config.seq_len
+    if given > seen:
+        print(f"Aviso: --prompt tiene {given} tokens y el modelo ve {seen}: sigue por los últimos {seen}.",
+              file=sys.stderr)
     for number in range(args.num_samples):
         started = time.perf_counter()
         text, count = sampling.write(model, tokenizer, args.prompt, args.length, seed=args.seed + number,

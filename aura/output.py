@@ -113,6 +113,9 @@ def read_output(path):
         why = "es una carpeta" if path.is_dir() else "no existe"
         raise UserError(f"--checkpoint {str(path)!r}: {why}; indique el fichero de un modelo (gpt2_spanish.pth, "
                         "final_model.pt) o de un punto de control (ckpt-00000500.pt)")
+    if path.suffix == ".safetensors":
+        raise UserError(f"--checkpoint {str(path)!r}: es para otras herramientas, como transformers; indique el "
+                        "fichero .pth o .pt del que se exportó")
     state = read(path, "cópielo otra vez, o indique otro con --checkpoint")
     if isinstance(state.get("config"), dict):
         kinds = {"model": dict, "ema": dict, "tokenizer": torch.Tensor}

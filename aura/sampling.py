@@ -30,20 +30,20 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
 def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
     """Continue the token ids `prompt` (list of int) by at most `length` tokens; stops before eos_id.
 
-    choice: temperature, top_k, top_p of `choose`. When the context is full the older half is forgotten. The model is
-    left in the mode it was in. Returns the new ids (list of int).
+    choice: temperature, top_k, top_p of `choose`. Of a prompt longer than the context its end is seen. When the context
+    is full the older half is forgotten. The model is left in the mode it was in. Returns the new ids (list of int).
     """
     training = model.training
     model.eval()
     weight = next(model.parameters())
     context = model.config.seq_len
     generator = torch.Generator().manual_seed(seed)
-    tokens, cache, pending = list(prompt), None, None
+    tokens = list(prompt)
+    cache, pending = model.empty_cache(), tokens[-context:]
     try:
         for _ in range(length):
-            if cache is None or cache.length + len(pending) > context:
-                cache = model.empty_cache()
-                pending = tokens if len(tokens) < context else tokens[-max(1, context // 2):]
+            if cache.length + len(pending) > context:
+                cache, pending = model.empty_cache(), tokens[-max(1, context // 2):]
             logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1]
             token = choose(logits, generator, **choice)
             if token == eos_id:

@@ -411,7 +411,8 @@ def test_links_that_lead_to_each_other_are_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", [generate.main, export.main])
 def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path, monkeypatch):
-    (tmp_path / "x.pt").write_bytes(b"hola")
+    for name in ("x.pt", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"hola")
     torch.save({"config": {"hidden_size": 8}, "model": {}, "tokenizer": torch.zeros(9, dtype=torch.uint8)},
                tmp_path / "bert.pt")
     foreign = {"config": {}, "model": {}, "tokenizer": torch.zeros(9, dtype=torch.uint8)}
@@ -422,6 +423,7 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
     for path, why in ((tmp_path / "x.pt", "no es un fichero de PyTorch, o está [^(]*; .* otro con --checkpoint$"),
                       (tmp_path, "es una carpeta; indique el fichero"), (tmp_path / "y.pt", "no existe; indique el"),
                       (os.devnull, "no es un fichero ni una carpeta; "),
+                      (tmp_path / "model.safetensors", "es para otras herramientas, como transformers; indique el "),
                       (tmp_path / "bert.pt", "su tokenizador no es de SentencePiece, .* un BERT está ya")):
         monkeypatch.setattr(sys, "argv", ["x", "--checkpoint", str(path)])
         if command is export.main:

@@ -187,9 +187,12 @@ def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     assert len(first) == 40 and model.training
 
 
-def test_generation_accepts_a_prompt_longer_than_the_context():
+def test_generation_sees_the_end_of_a_prompt_longer_than_the_context():
     model = gpt.GPT(TINY).init_weights(1)
-    assert len(sampling.generate(model, list(range(50)), 5, temperature=0)) == 5
+    seen = list(range(50))[-TINY.seq_len:]
+    written = sampling.generate(model, list(range(50)), 5, temperature=0)
+    assert len(written) == 5 and written[0] == model(torch.tensor([seen]))[0, -1].argmax()
+    assert written == sampling.generate(model, seen, 5, temperature=0)
 
 
 def test_choices():
