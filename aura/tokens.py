@@ -382,7 +382,7 @@ def _open_reader(stream: _Stream, buffers: list[torch.Tensor]):
             buffer_width=buffers[0].element_size(),
         )
     except OSError as error:
-        kind = TrainingFault if error.errno == errno.ENOMEM else UserError
+        kind = TrainingFault if error.errno in (errno.ENOMEM, errno.EAGAIN) else UserError
         raise kind(f"No se pueden abrir los ficheros de tokens: {explain(error)}.") from error
 
 

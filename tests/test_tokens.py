@@ -1,5 +1,6 @@
 """Shards, their order, and the loader: the C++ reader and the numpy one must be the same thing."""
 
+import errno
 import hashlib
 import os
 import resource
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -333,6 +335,14 @@ def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
             TokenLoader([tmp_path / "big.bin"], 10, 2, vocab_size=VOCAB)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_thread_that_is_refused_is_no_fault_of_the_files(tmp_path, monkeypatch):
+    refusal = mock.Mock(side_effect=OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+    monkeypatch.setattr(extension.load(), "WindowReader", refusal)
+    paths, *_ = write(tmp_path)
+    with pytest.raises(TrainingFault, match=r"No se pueden abrir los .*: el sistema no da más hilos .*; ulimit -u"):
+        TokenLoader(paths, 10, 2, vocab_size=VOCAB)
 
 
 def test_too_little_text_names_the_way_out(tmp_path):
