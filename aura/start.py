@@ -47,7 +47,7 @@ def _check_places(args, dist, folder, description=None):
     held = set()
     for flag, place in places.items():
         require_writable_directory(place, flag)
-        if dist.main and (flag != "--output" or description) and Path(place).resolve() not in held:
+        if dist.main and (flag != "--output" or folder or description) and Path(place).resolve() not in held:
             hold(place, flag)
             held.add(Path(place).resolve())
     if not folder and path_called(args.output, f"--output {args.output!r}", "indique otro nombre").is_dir():

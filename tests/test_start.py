@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -194,6 +195,17 @@ def test_two_runs_never_share_an_output_folder_whatever_else_is_given(tmp_path, 
     monkeypatch.setattr(files.tempfile, "TemporaryFile", mock.Mock(side_effect=PermissionError(errno.EACCES, "no")))
     with pytest.raises(UserError, match=f"escribir en '{args.output_dir}' .* otra carpeta con --output_dir$"):
         start._check_places(args, Session(), False, "model_config.json")
+
+
+def test_two_runs_never_share_a_folder_of_one_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "_made", [])
+    files.require_writable_directory("bert_squad", "--output")
+    other = files.lock("bert_squad/.en-uso")
+    args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output="bert_squad", resume="auto")
+    with pytest.raises(UserError, match="otra ejecución está usando 'bert_squad': .* otra carpeta con --output$"):
+        start._check_places(args, Session(), folder=True)
+    os.close(other)
 
 
 @pytest.mark.parametrize("description, beside, model", [("model_config.json", "model_config.json", "uno.pt"),
