@@ -165,36 +165,36 @@ def train(args, dist, task, clock):
     checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.train_sha256, task.vocabulary)
     ready = start.make_ready(args, dist, module, optimizer, precision, loader, checkpointer, answer_loss,
                              finetune.any_batch(args, dist, task), unit="muestras")
-    first, steps, fewer = ready.progress.step, ready.steps, ready.fewer
+    run, steps, fewer = ready.run, ready.steps, ready.fewer
+    first = run.progress.step
     evaluation = finetune.Evaluation(args, dist, task, module, precision, first, clock)
     reporter = finetune.make_reporter(args, dist, task, steps, precision)
     policy = start.make_policy(args, steps, args.batch_size, eval_interval=args.eval_interval or 0)
-    strategy = finetune.strategy(dist, ready.synced)
+    strategy = finetune.strategy(dist, run.sync)
     dist.print(f"Modelo: {task.config.parameters() / 1e6:.2f} M parámetros; "
                f"{'un proceso' if strategy == 'none' else f'estrategia {strategy}'}; precisión "
                f"{precision.name}; {ops.describe(dist.device)}. {steps} pasos de {loader.steps_per_epoch} por época.")
-    start.say_if_complete(dist, ready.progress, steps)
+    start.say_if_complete(dist, run.progress, steps)
 
     def schedule(step):
         whole = steps - fewer
         return optim.warmup_linear(step - fewer, steps=whole, warmup_steps=round(args.warmup_ratio * whole), lr=args.lr,
                                    min_lr=args.min_lr_ratio * args.lr)
 
-    reporter.start(first, ready.progress.logged, again=ready.progress.owed is not None)
+    reporter.start(first, run.progress.logged, again=run.progress.owed is not None)
     with orderly_stop() as request:  # also while model and figures are left: what is done is done
         try:
             progress, stopped = loop.train(
                 ready.model, start.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter,
-                policy, dist, precision, sync=ready.synced, progress=ready.progress, average=ready.average,
+                policy, dist, precision, sync=run.sync, progress=run.progress, average=run.average,
                 evaluate=evaluation, reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)),
                 clock=clock)
         finally:
             reporter.close()
         if not stopped:
-            stopped = finish(args, dist, task, module, ready, evaluation, request)
-        path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics,
-                               precision=precision, first=first, steps=progress.step - first,
-                               steps_per_epoch=loader.steps_per_epoch, stopped=stopped)
+            stopped = finish(args, dist, task, run, evaluation, request)
+        path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics, first=first,
+                               stopped=stopped)
         if path:
             dist.print(f"Cifras de esta ejecución: {path}")
         if stopped:
@@ -203,15 +203,15 @@ def train(args, dist, task, clock):
         return EXIT_OK
 
 
-def finish(args, dist, task, module, ready, evaluation, request):
+def finish(args, dist, task, run, evaluation, request):
     """Score what was trained, unless the last step did, and leave it in --output; returns the signal, heard by
     `request`, that ended the scoring, or 0."""
-    with ready.synced.agreed(), ready.average.applied():
+    with run.sync.agreed(), run.average.applied():
         if not evaluation.metrics and (asked := loop.evaluate_unless_stopped(evaluation, request, dist)[1]):
             return asked
         metrics = evaluation.metrics
         described = {**metrics, "arguments": output.plain_arguments(args)}  # for output.other_run
-        finetune.save_model(args.output, dist, task, module, described, evaluation.answers)
+        finetune.save_model(args.output, dist, task, run.module, described, evaluation.answers)
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
                f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
     best = evaluation.best

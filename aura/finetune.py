@@ -229,11 +229,11 @@ def strategy(dist, synced):
     return "none" if dist.world_size == 1 else "fsdp" if dist.sharded else synced.method
 
 
-def record(args, dist, task, ready, loss_fn, reporter, metrics, *, precision, first, steps, steps_per_epoch,
-           stopped):
-    """Leave the figures of this run of `steps` steps, which began after `first`, in --results-dir; to be called on all
-    ranks. What exchanging costs is measured where a step exchanges whole gradients and the memory is enough, and not of
-    a run that was stopped, which is in a hurry. Returns the path on rank 0."""
+def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stopped):
+    """Leave the figures of this run's steps after `first` in --results-dir; to be called on all ranks. What exchanging
+    costs is measured where a step exchanges whole gradients and the memory is enough, and not of a run that was
+    stopped, which is in a hurry. Returns the path on rank 0."""
+    run, steps = ready.run, ready.run.progress.step - first
     devices, hosts, memory, local_ranks = map(list, zip(*dist.gather_objects((
         backend.device_name(dist.device), socket.gethostname(), backend.peak_memory(dist.device) / 1e9,
         dist.local_rank)), strict=True))
@@ -242,10 +242,10 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, precision, fi
         return None
     step = dist.broadcast_tree(statistics.median(reporter.step_times) if dist.main else None)
     exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}
-    used = strategy(dist, ready.synced)
+    used = strategy(dist, run.sync)
     if used in results.EXCHANGING and not stopped:
         try:
-            exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, precision, step)
+            exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, run.precision, step)
             exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
         except OutOfMemory as problem:  # the model is trained and left
             dist.print(f"Aviso: lo que cuesta intercambiar no se ha podido medir ({problem}); las demás cifras se "
@@ -258,8 +258,8 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, precision, fi
         threads=torch.get_num_threads(),
         model=Path(args.model).name, parameters=task.config.parameters(), dataset=task.dataset,
         dataset_sha256=task.sha256, train_examples=task.questions, max_len=args.max_len, batch_size=args.batch_size,
-        grad_accum=args.grad_accum, global_batch=samples, precision=precision.name, padding=args.padding,
-        seed=args.seed, epochs=steps / steps_per_epoch, steps=steps, resumed=first > 0, seconds=seconds,
+        grad_accum=args.grad_accum, global_batch=samples, precision=run.precision.name, padding=args.padding,
+        seed=args.seed, epochs=steps / run.loader.steps_per_epoch, steps=steps, resumed=first > 0, seconds=seconds,
         samples_per_s=steps * samples / seconds, step_s=step, peak_memory_gb=memory, **exchange,
         **{name: metrics.get(name) for name in ("val_loss", "exact_match", "f1")},
         exit=results.SIGNALLED if stopped else results.COMPLETE,

@@ -8,7 +8,7 @@ other ranks on loss, tokens, finiteness and a wish to stop, report, save. When a
 import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -74,6 +74,51 @@ class Precision:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.dtype is not None)
 
 
+@dataclass
+class Run:
+    """All that changes as a run goes on: what a checkpoint holds, and what a resumed run takes from one. module: not
+    wrapped, perhaps cut into shards. average: an ema.Average. sync: a sync.Exact or diloco.DiLoCo."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    loader: object
+    average: Average
+    sync: object
+    progress: Progress = field(default_factory=Progress)
+
+    def state(self, policy):
+        """The run as nested dicts of tensors, where they are, and plain values."""
+        progress = self.progress
+        return {
+            "model": self.module.state_dict(), "ema": self.average.weights, "optimizer": self.optimizer.state_dict(),
+            "scaler": self.precision.scaler.state_dict(), "sync": self.sync.state(),
+            "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale},
+            "loader": self.loader.state_dict(), "random": {"seed": policy.seed, "step": progress.step},
+            "progress": {**asdict(progress), "tokens": progress.tokens + self.sync.unheard()}}
+
+    def restore(self, state, same_data=True):
+        """Put a checkpoint's state back. same_data: the loader goes on where it was; other data begin anew."""
+        self.load_weights(state)
+        self.average.load(state.get("ema"))
+        if self.precision.scaler.is_enabled() and state["scaler"]:
+            self.precision.scaler.load_state_dict(state["scaler"])
+        if same_data:
+            self.loader.load_state_dict(state["loader"])
+        self.sync.restore(state.get("sync", {}), state.get("own"))
+        self.progress = Progress(**state["progress"])
+
+    def load_weights(self, state):
+        """Take the weights and the optimiser's moments of a checkpoint. The optimiser keeps the hyperparameters it was
+        made with: what a user asks for now wins over what was saved."""
+        self.module.load_state_dict(state["model"])
+        asked = [{key: value for key, value in group.items() if key != "params"}
+                 for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, values in zip(self.optimizer.param_groups, asked, strict=True):
+            group.update(values)
+
+
 def micro_seed(seed, step, number):
     """The seed of dropout in micro-batch `number` of a step, counted over all ranks: random state as a pure function,
     so that resuming needs no more than the step, and one process that accumulates draws the masks that several would.
@@ -98,19 +143,15 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, memory is not enough, a rank is lost or
     nothing can be saved.
     """
-    progress = progress or Progress()
     module = plain(model)
-    sync = sync or Exact(dist)
-    average = average or Average(module)
+    sync, average, progress = sync or Exact(dist), average or Average(module), progress or Progress()
+    run = Run(module, optimizer, precision, loader, average, sync, progress)
     clock = clock or Clock(dist)
     sharding.time_exchanges(module, clock)
     clock.begin(progress.step, policy.max_steps)
     console.outlive()
 
-    def state():
-        return state_of(module, optimizer, precision, loader, policy, progress, average, sync)
-
-    with orderly_stop() as request, _checkpoint_named(checkpointer, dist, sync, progress, state):
+    with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
             with clock.phase("evaluate"), sync.agreed(), average.applied():
@@ -155,8 +196,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 if known.trouble:
                     faulty = True
                     with clock.phase("start"):
-                        gave_up = _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter,
-                                           dist, sync, reinitialise)
+                        gave_up = _recover(run, known, policy, checkpointer, reporter, dist, reinitialise)
                 else:
                     progress.epoch_loss += known.loss * known.count
                     progress.epoch_tokens += int(known.count)
@@ -188,7 +228,8 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                 own = sync.own_state()
                 with clock.phase("save"), sync.agreed():
                     reporter.keep()
-                    wait = checkpointer.save(progress.step, state(), interrupted=bool(stop) and not last, own=own)
+                    wait = checkpointer.save(progress.step, run.state(policy), own=own,
+                                             interrupted=bool(stop) and not last)
                 stalled += wait
             if gave_up:
                 raise gave_up
@@ -277,12 +318,13 @@ def _apply(optimizer, scaler, gradients, factor, loss, norm, grad_clip):
     return trouble
 
 
-def _recover(progress, known, policy, module, optimizer, average, checkpointer, reporter, dist, sync, reinitialise):
+def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step.
 
     With restart, one that was taken before the last fault was acted on still had the rate of before: it is counted as
     part of that fault. Raises TrainingFault when this is one fault too many; returns it instead where what has been
     learnt since the last checkpoint is to be saved first, and None where the run goes on."""
+    progress, sync = run.progress, run.sync
     if policy.nan_policy == "restart" and known.step <= progress.recovered:
         reporter.event(known.step, f"{known.trouble}: aún con la tasa anterior, no cuenta otra vez")
         return None
@@ -296,17 +338,16 @@ def _recover(progress, known, policy, module, optimizer, average, checkpointer, 
     fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
                                   f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
-        if policy.nan_policy == "skip" and _finite(module, sync):
+        if policy.nan_policy == "skip" and _finite(run):
             return fault
         raise fault
-    if policy.nan_policy == "skip" or at_the_end and learnt and _finite(module, sync):
+    if policy.nan_policy == "skip" or at_the_end and learnt and _finite(run):
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return None
     progress.lr_scale *= 0.5
     came_from = "allí vuelven los pesos acordados"
     if not sync.weights:
-        came_from = _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise,
-                                     fault if at_the_end else None)
+        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"por {progress.lr_scale:g}")
     return None
@@ -323,33 +364,32 @@ def _win_back_rate(progress, reporter):
 
 
 @torch.no_grad()
-def _finite(module, sync):
+def _finite(run):
     """Whether the weights that a checkpoint would keep are, to be called on all ranks."""
-    with sync.agreed():
-        return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(module.parameters()))))
+    with run.sync.agreed():
+        return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(run.module.parameters()))))
 
 
-def _restore_weights(module, optimizer, average, checkpointer, dist, reinitialise, at_the_end):
+def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
     """Go back to the weights of the last checkpoint, or to fresh ones; says which. Raises `at_the_end`, where that is
     an exception, instead of leaving fresh ones: no step is left to train them."""
-    state = checkpointer.reload(sharding.own_part(module, optimizer))
+    state = checkpointer.reload(sharding.own_part(run.module, run.optimizer))
     if state is not None:
-        module.load_state_dict(state["model"])
-        _load_optimizer(optimizer, state)
+        run.load_weights(state)
         came_from = f"se restauran los pesos de {checkpointer.last}"
     elif at_the_end:
         raise at_the_end
     else:
         reinitialise()
-        optimizer.state.clear()
+        run.optimizer.state.clear()
         came_from = "no hay punto de control: se reinician los pesos"
-    dist.broadcast_weights(module)
-    average.load(state and state.get("ema"))
+    dist.broadcast_weights(run.module)
+    run.average.load(state and state.get("ema"))
     return came_from
 
 
 @contextlib.contextmanager
-def _checkpoint_named(checkpointer, dist, sync, progress, state):
+def _checkpoint_named(run, policy, checkpointer, dist):
     """Let every fault of training end with the checkpoint to go on from. Ranks that agree now and then save what they
     last agreed on when one of them is lost."""
     try:
@@ -372,9 +412,9 @@ def _checkpoint_named(checkpointer, dist, sync, progress, state):
         if not (dist.grouped and is_communication_error(problem)):
             raise
         lost = dist.peer_lost(problem)
-        if sync.weights and dist.saves_alone:
-            with sync.agreed():
-                checkpointer.save_alone(progress.step, state())
+        if run.sync.weights and dist.saves_alone:
+            with run.sync.agreed():
+                checkpointer.save_alone(run.progress.step, run.state(policy))
         raise _name(lost, checkpointer) from problem
     finally:
         checkpointer.settle()
@@ -385,39 +425,3 @@ def _name(fault, checkpointer):
     fault.reason = str(fault).rstrip(".")
     fault.args = (f"{fault.reason}; {checkpointer.named()}",)
     return fault
-
-
-def state_of(module, optimizer, precision, loader, policy, progress, average, sync):
-    """Everything a run needs to go on, as nested dicts of tensors, where they are, and plain values."""
-    return {
-        "model": module.state_dict(), "ema": average.weights, "optimizer": optimizer.state_dict(),
-        "scaler": precision.scaler.state_dict(), "sync": sync.state(),
-        "scheduler": {"steps": policy.max_steps, "lr_scale": progress.lr_scale}, "loader": loader.state_dict(),
-        "random": {"seed": policy.seed, "step": progress.step},
-        "progress": {**asdict(progress), "tokens": progress.tokens + sync.unheard()}}
-
-
-def _load_optimizer(optimizer, state):
-    asked = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state["optimizer"])
-    for group, values in zip(optimizer.param_groups, asked, strict=True):
-        group.update(values)
-
-
-def restore(state, module, optimizer, precision, loader=None, average=None, sync=None):
-    """Put a checkpoint's state back; returns its Progress. The loader, the average and the sync are left alone when
-    None.
-
-    The optimiser keeps the hyperparameters it was made with: what a user asks for now wins over what was saved.
-    """
-    module.load_state_dict(state["model"])
-    _load_optimizer(optimizer, state)
-    if precision.scaler.is_enabled() and state["scaler"]:
-        precision.scaler.load_state_dict(state["scaler"])
-    if loader is not None:
-        loader.load_state_dict(state["loader"])
-    if average is not None:
-        average.load(state.get("ema"))
-    if sync is not None:
-        sync.restore(state.get("sync", {}), state.get("own"))
-    return Progress(**state["progress"])

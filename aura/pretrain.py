@@ -195,7 +195,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
             args, dist, module, optimizer, precision, loader, checkpointer, loss_fn,
             torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device),
             same_data=same_data)
-        steps, fewer = ready.steps, ready.fewer
+        run, steps, fewer = ready.run, ready.steps, ready.fewer
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
                                    start.group_peak(dist, precision), name=table, target_hours=target_hours,
                                    **scaling.yardsticks(measured or {}, dist.world_size))
@@ -204,14 +204,14 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                                    eval_interval=args.eval_interval or min(epoch, 500))
         dist.print(f"Modelo: {config.parameters() / 1e6:.2f} M parámetros; precisión {precision.name}; "
                    f"{ops.describe(dist.device)}.")
-        start.say_if_complete(dist, ready.progress, steps)
-        reporter.start(ready.progress.step, ready.progress.logged, again=ready.progress.owed is not None)
+        start.say_if_complete(dist, run.progress, steps)
+        reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
         with orderly_stop():  # also while the model is handed over: what is done is done
             try:
                 progress, stopped = loop.train(
                     ready.model, start.injected(loss_fn, dist), loader, optimizer,
                     lambda step: schedule(step - fewer, steps - fewer), checkpointer, reporter, policy, dist,
-                    precision, sync=ready.synced, progress=ready.progress, average=ready.average,
+                    precision, sync=run.sync, progress=run.progress, average=run.average,
                     begin_step=begin_step and (lambda step: begin_step(step - fewer, steps - fewer)),
                     evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                     sample=make_sample(args, dist, module, tokenizer, reporter, precision),
@@ -221,7 +221,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                 reporter.close()
             if stopped:
                 return start.leave_stopped(args, dist, progress, stopped, checkpointer)
-            with ready.synced.agreed(), ready.average.applied():
+            with run.sync.agreed(), run.average.applied():
                 weights = collect(module.state_dict(), dist)
                 dist.run_on_main(lambda: output.save_output(
                     args, weights, config, data, tokenizer, progress, description, checkpointer.named(),

@@ -129,20 +129,20 @@ def require_memory(args, config, dist, way_out):
                         f"{way_out}")
 
 
-def resume(args, dist, checkpointer, module, optimizer, precision, loader, strict=False, average=None, synced=None):
-    """Put back the newest checkpoint (--resume auto), a given one, or none; returns the Progress to go on from.
+def resume(args, dist, checkpointer, run, strict=False):
+    """Put the newest checkpoint (--resume auto), a given one, or none, back into the loop.Run.
 
     Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
     strict, is refused as well.
     """
     asked, state = dist.run_on_main(lambda: checkpointer.asked(args.resume)), None
     if asked != "none":
-        state = checkpointer.load(asked, sharding.own_part(module, optimizer), synced and synced.setting)
+        state = checkpointer.load(asked, sharding.own_part(run.module, run.optimizer), run.sync.setting)
     if state is None:
         checkpointer.start_fresh()  # damaged ones too: rotation would keep them, and not the new ones
-        checkpointer.sign(synced and synced.origin)
+        checkpointer.sign(run.sync.origin)
         checkpointer.begin(asked)
-        return loop.Progress()
+        return
     _require_same(state, checkpointer.last, checkpointer.constants)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
@@ -150,33 +150,38 @@ def resume(args, dist, checkpointer, module, optimizer, precision, loader, stric
                      "indique aquellos, o empiece de cero en otra carpeta")
     checkpointer.branch_off()
     checkpointer.begin(asked)
-    progress = loop.restore(state, module, optimizer, precision, loader if same_data else None, average, synced)
-    if asked != "auto" and synced and synced.origin:  # what others hold of the way that was left is not this run's
-        synced.origin = sync.name_run(dist)
-    checkpointer.sign(synced and synced.origin)
-    before = state.get("arguments", {})
+    run.restore(state, same_data)
+    if asked != "auto" and run.sync.origin:  # what others hold of the way that was left is not this run's
+        run.sync.origin = sync.name_run(dist)
+    checkpointer.sign(run.sync.origin)
+    progress, before = run.progress, state.get("arguments", {})
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
-    elif "seed" in before and (seed := state["loader"]["seed"]) != args.seed:
+    if "lr" in before and before["lr"] != args.lr:
+        progress.lr_scale = 1.0
+    _say_resumed(args, dist, run, state, checkpointer.last, same_data)
+
+
+def _say_resumed(args, dist, run, state, path, same_data):
+    """Tell where the run goes on from, and in what it will not be as it was when `state` was saved."""
+    progress, before = run.progress, state.get("arguments", {})
+    if same_data and "seed" in before and (seed := state["loader"]["seed"]) != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
                    "vale para lo demás que se sortea.")
-    dist.print(f"Se reanuda en el paso {progress.step} desde {checkpointer.last}.")
+    dist.print(f"Se reanuda en el paso {progress.step} desde {path}.")
     now = vars(args)
     changed = [f"--{name.replace('_', '-')} {now[name]} (antes {before[name]})" for name in RECIPE
                if name in before and name in now and before[name] != now[name]]
     if changed:
         dist.print(f"Vale lo que se pide ahora, que no es lo de antes: {', '.join(changed)}.")
-    if "lr" in before and before["lr"] != args.lr:
-        progress.lr_scale = 1.0
     if progress.lr_scale != 1:
         dist.print(f"La tasa de aprendizaje sigue siendo la prevista por {progress.lr_scale:g}, por lo que antes no "
                    "fue finito; si indica otro --lr, vale tal cual.")
-    if synced and synced.setting and "own" not in state:
+    if run.sync.setting and "own" not in state:
         dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
                    "que guardó alguno.")
     if not same_data:
         dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
-    return progress
 
 
 def length(args, dist, loader, progress):
@@ -288,9 +293,7 @@ class Ready:
     """What training begins with. model: what runs forward, wrapped. steps, fewer: as length() gives them."""
 
     model: torch.nn.Module
-    synced: object
-    average: Average
-    progress: loop.Progress
+    run: loop.Run
     steps: int
     fewer: int
 
@@ -315,13 +318,14 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
     planned = args.max_steps or args.epochs * loader.steps_per_epoch
     trained = module.compiled() if args.compile else module
     synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
-    progress = resume(args, dist, checkpointer, module, optimizer, precision, loader, same_data, average, synced)
-    steps, fewer = length(args, dist, loader, progress)
+    run = loop.Run(module, optimizer, precision, loader, average, synced)
+    resume(args, dist, checkpointer, run, same_data)
+    steps, fewer = length(args, dist, loader, run.progress)
     say_if_only_rising(args, dist, steps - fewer)
     freq = args.checkpoint_freq or steps
-    checkpointer.say_if_room_is_short(size, [*range(progress.step // freq * freq + freq, steps, freq), steps])
+    checkpointer.say_if_room_is_short(size, [*range(run.progress.step // freq * freq + freq, steps, freq), steps])
     synchronise(dist, module, synced)
-    return Ready(synced.wrap(trained), synced, average, progress, steps, fewer)
+    return Ready(synced.wrap(trained), run, steps, fewer)
 
 
 def group_peak(dist, precision):

@@ -13,6 +13,7 @@ from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import UserError
 from aura.models import gpt
+from aura.sync import Exact
 from tests.support import ROOT, Notes, run_ranks
 
 CONFIG = gpt.GPTConfig(vocab_size=65, seq_len=8, n_layer=2, n_head=2, n_embd=10, dropout=0.0)  # nothing divides by 3
@@ -36,7 +37,9 @@ def train(dist, folder, shards, *, shard, precision="fp32", checkpointing=False,
     loader = tokens.TokenLoader(shards, 8, BATCH // ACCUM // dist.world_size, vocab_size=65, seed=7, rank=dist.rank,
                                 world_size=dist.world_size, grad_accum=ACCUM)
     state = keeper.load("auto", sharding.own_part(model, optimizer))
-    progress = state and loop.restore(state, model, optimizer, precision, loader, average)
+    run = loop.Run(model, optimizer, precision, loader, average, Exact(dist))
+    if state:
+        run.restore(state)
 
     def loss_fn(model, batch):
         calls[0] += 1
@@ -52,7 +55,7 @@ def train(dist, folder, shards, *, shard, precision="fp32", checkpointing=False,
                          eval_interval=1, checkpoint_freq=freq, grad_clip=0.5)
     with loader:
         loop.train(dist.wrap(model), loss_fn, loader, optimizer, lambda step: 1e-2 / (1 + step), keeper, notes, policy,
-                   dist, precision, progress=progress, average=average, evaluate=evaluate,
+                   dist, precision, progress=run.progress, average=average, evaluate=evaluate,
                    reinitialise=lambda: sharding.load_whole(model, gpt.GPT(CONFIG).init_weights(1).state_dict()))
     return notes
 

@@ -64,11 +64,15 @@ class Run:
         loss, count = loss_fn(model, batch)
         return (loss * float("nan") if self.calls in self.spoil else loss), count
 
+    def restore(self, state):
+        run = loop.Run(self.model, self.optimizer, self.precision, self.loader, self.average, Exact(Session()))
+        run.restore(state)
+        return run.progress
+
     def go(self, resume=False, **more):
         progress = more.pop("progress", None)
         if resume:
-            progress = loop.restore(self.keeper.load("auto"), self.model, self.optimizer, self.precision, self.loader,
-                                    self.average)
+            progress = self.restore(self.keeper.load("auto"))
         if progress:
             self.reporter.start(progress.step, progress.logged, again=progress.owed is not None)
         else:
@@ -234,7 +238,7 @@ def test_what_is_asked_for_now_wins_over_what_was_saved(tmp_path, shards):
     saved = Run(folder(tmp_path, "a"), shards, max_steps=4).go()
     again = Run(tmp_path / "a", shards)
     again.optimizer = optim.adamw(again.model, 1e-2, 0.7)
-    loop.restore(again.keeper.load("auto"), again.model, again.optimizer, again.precision, again.loader)
+    again.restore(again.keeper.load("auto"))
     assert [group["weight_decay"] for group in again.optimizer.param_groups] == [0.7, 0.0]
     assert same_weights(saved, again) and len(again.optimizer.state) == len(saved.optimizer.state)
     again.loader.close()
@@ -292,7 +296,7 @@ def test_a_nan_after_going_on_from_elsewhere_goes_back_there_with_what_is_asked_
     again = Run(tmp_path / "new", shards, spoil={1}, max_steps=7, checkpoint_freq=0)
     again.optimizer = optim.adamw(again.model, 1e-2, 0.7, betas=(0.9, 0.5))
     state = again.keeper.load(str(tmp_path / "old" / "ckpt-00000004.pt"))
-    progress = loop.restore(state, again.model, again.optimizer, again.precision, again.loader)
+    progress = again.restore(state)
     again.go(progress=progress)
     assert f"se restauran los pesos de {tmp_path}/old/ckpt-00000004.pt" in (tmp_path / "new/events.log").read_text()
     assert [(group["weight_decay"], group["betas"]) for group in again.optimizer.param_groups] == [
@@ -528,7 +532,7 @@ def test_the_average_goes_on_bit_for_bit_and_is_restored_with_the_weights(tmp_pa
 def test_an_average_begins_with_the_weights_of_a_checkpoint_without_one(tmp_path, shards):
     Run(folder(tmp_path, "a"), shards, max_steps=4).go()
     run = Run(tmp_path / "a", shards, ema=0.9)
-    loop.restore(run.keeper.load("auto"), run.model, run.optimizer, run.precision, run.loader, run.average)
+    run.restore(run.keeper.load("auto"))
     assert same(run.average.weights.values(), run.model.parameters())
     run.loader.close()
 

@@ -21,6 +21,7 @@ from aura import backend, checkpoint, files, loop, ops, output, pace, start
 from aura.distributed import SAME_EVERYWHERE, Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
+from aura.sync import Exact
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.
@@ -132,13 +133,17 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
 
 
+def run_of_nothing():
+    return loop.Run(torch.nn.Linear(1, 1), SimpleNamespace(param_groups=[]), None, None, None, Exact(Session()))
+
+
 def test_damaged_checkpoints_do_not_take_the_place_of_new_ones(tmp_path, capsys):
     for step in (500, 600):
         (tmp_path / f"ckpt-{step:08d}.pt").write_bytes(b"PK")
     keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=2)
-    module, optimizer = torch.nn.Linear(1, 1), SimpleNamespace(param_groups=[])
-    progress = start.resume(SimpleNamespace(resume="auto"), Session(), keeper, module, optimizer, None, None)
-    assert progress.step == 0
+    run = run_of_nothing()
+    start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run)
+    assert run.progress.step == 0
     for step in (1, 2):
         keeper.save(step, {"step": step})
     assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [2, 1]
@@ -230,13 +235,12 @@ def test_two_models_never_share_what_lies_beside_them(tmp_path, monkeypatch, des
 
 def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     keeper = checkpoint.Checkpointer(tmp_path, Session())
-    module, optimizer = torch.nn.Linear(1, 1), SimpleNamespace(param_groups=[])
 
     def resume(theirs):
         keeper.constants = {"config": theirs}
         keeper.save(1, {})
         keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2}}
-        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, module, optimizer, None, None)
+        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
 
     with pytest.raises(UserError, match=r"es de otro de los scripts, .* \(h_cycles\): reanúdelo con aquel") as found:
         resume({"n_layer": 2})
@@ -254,8 +258,7 @@ def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
         if name == "antes":
             keeper.save(1, {})
     with pytest.raises(UserError, match=r"ckpt-00000001\.pt se entrenó con otros datos \('antes'\)"):
-        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, torch.nn.Linear(1, 1),
-                     SimpleNamespace(param_groups=[]), None, None, strict=True)
+        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing(), strict=True)
 
 
 @pytest.mark.parametrize("count,sync,ema,size,what", [

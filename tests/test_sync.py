@@ -90,19 +90,19 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
         seen.append([crc(model.parameters()), crc(average.weights.values())])  # the average, and what it is one of
         return {"val_loss": next_token_loss(model.eval(), torch.arange(36).view(4, 9))[0].item()}
 
-    fault = progress = stopped = None
+    fault = stopped = None
     with loader, contextlib.redirect_stdout(output):
         synced = start.make_sync(args, dist, model, model, policy.max_steps, next_token_loss, precision, None)
         assert synced.method != "diloco" or (synced.outer_lr, synced.outer_momentum) == (0.75, 0.85)
-        progress = start.resume(args, dist, keeper, model, optimizer, precision, loader, average=average,
-                                   synced=synced)
+        run = loop.Run(model, optimizer, precision, loader, average, synced)
+        start.resume(args, dist, keeper, run)
         start.synchronise(dist, model, synced)
         with synced.agreed():
             begun = crc(model.parameters())
         try:
-            progress, stopped = loop.train(
+            _, stopped = loop.train(
                 synced.wrap(model), loss_fn, loader, optimizer, lambda step: 1e-2 / (1 + step), keeper, notes, policy,
-                dist, precision, sync=synced, progress=progress, average=average, evaluate=evaluate,
+                dist, precision, sync=synced, progress=run.progress, average=average, evaluate=evaluate,
                 reinitialise=lambda: model.init_weights(0))
         except TrainingFault as problem:
             fault = str(problem)
@@ -113,7 +113,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
     (folder / f"{label or name}.{dist.rank}.json").write_text(json.dumps({
         "rows": notes.rows, "events": notes.events, "windows": windows, "weights": weights, "common": common,
         "seen": seen, "begun": begun, "agreed": agreed, "local": crc(model.parameters()), "fault": fault,
-        "stopped": stopped, "progress": asdict(progress), "said": output.getvalue()}))
+        "stopped": stopped, "progress": asdict(run.progress), "said": output.getvalue()}))
     dist.barrier()  # what this rank has written another may copy now
 
 
