@@ -11,9 +11,36 @@ import torch
 import torch.distributed as c10d
 
 from aura.allreduce import BUCKET_BYTES, FIRST_BUCKET_BYTES, GRADIENT_BYTES
+from aura.sync import Exact, name_run
 
 LARGEST = torch.finfo(torch.float16).max
 USUAL = 64.0  # where a bucket's greatest mean gradient is put: a thousand times more still fits, a millionth is exact
+
+
+class Fp16(Exact):
+    """The sync (see sync.Exact) that trains a Halved model, whose account of what rounding took off is each rank's own:
+    a run goes on bit for bit where every rank still has it."""
+
+    method = "fp16"
+
+    def __init__(self, dist):
+        super().__init__(dist)
+        self.setting = {"method": self.method, "processes": dist.world_size}
+        self.run, self.kept = name_run(dist), None
+
+    def wrap(self, model):
+        self.model = Halved(model, self.dist, self.kept)
+        return self.model
+
+    def state(self):
+        return {**super().state(), **self.setting, "run": self.run}
+
+    def own_state(self):
+        return self.model.own_state()
+
+    def restore(self, state, own):
+        super().restore(state, own)
+        self.kept = own
 
 
 class Halved(torch.nn.Module):

@@ -2,7 +2,7 @@
 
 Order of one step: accumulate micro-batches (gradients travel with the last one), weigh them, clip, step, agree with the
 other ranks on loss, tokens, finiteness and a wish to stop, report, save. When and on what ranks agree is up to the sync
-(sync.Exact, diloco.DiLoCo).
+(sync.Exact, halving.Fp16, diloco.DiLoCo).
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class Precision:
 @dataclass
 class Run:
     """All that changes as a run goes on: what a checkpoint holds, and what a resumed run takes from one. module: not
-    wrapped, perhaps cut into shards. average: an ema.Average. sync: a sync.Exact or diloco.DiLoCo."""
+    wrapped, perhaps cut into shards. average: an ema.Average. sync: see sync.Exact."""
 
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer

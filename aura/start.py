@@ -17,6 +17,7 @@ from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
 from aura.files import hold, path_called, require_writable_directory
+from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
@@ -233,7 +234,7 @@ def _require_same(state, path, constants):
 
 
 def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, unit="tokens"):
-    """The sync.Exact or diloco.DiLoCo that the arguments ask for in a run of so many steps, to be called on all ranks.
+    """The sync (see sync.Exact) that the arguments ask for in a run of so many steps, to be called on all ranks.
     trained: what will run forward, the module or torch.compile's of it. batch: a micro-batch of any content, for --sync
     auto to time. unit: Spanish for what loss_fn counts."""
     if not dist.grouped or dist.world_size == 1 or dist.sharded:
@@ -257,7 +258,8 @@ def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, uni
         return DiLoCo(dist, module, args.sync_every, lr, momentum)
     if method == "fp16":
         dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
-    return sync.Exact(dist, method)
+        return Fp16(dist)
+    return sync.Exact(dist)
 
 
 def synchronise(dist, module, synced):

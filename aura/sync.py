@@ -38,27 +38,21 @@ class Known:
 
 class Exact:
     """A sync: what start and loop.train need of a method. Here every step is agreed on before it is taken, with ddp,
-    fp16, shards or one process.
+    shards or one process; so it is in halving.Fp16, and not in diloco.DiLoCo.
 
     weights: the agreed weights as tensors in the order of the module's parameters, where those are not the module's.
     setting: what a process must have in common with the one whose own_state() it takes over, {} where there is none.
     origin: the name of the run as it first began, where another rank than 0 may have to save its checkpoint; else None.
     """
 
+    method = "ddp"
     weights = origin = None
 
-    def __init__(self, dist, method="ddp"):
-        self.dist, self.method, self.model, self.kept = dist, method, None, None
-        self.setting = {"method": "fp16", "processes": dist.world_size} if method == "fp16" else {}
-        self.run = name_run(dist) if self.setting else None
+    def __init__(self, dist):
+        self.dist, self.setting = dist, {}
 
     def wrap(self, model):
         """The model to train, whose gradients are averaged over the ranks as backward ends."""
-        if self.method == "fp16":
-            from aura.halving import Halved
-
-            self.model = Halved(model, self.dist, self.kept)
-            return self.model
         return self.dist.wrap(model)
 
     def weigh(self, loss, count, request, clock):
@@ -94,17 +88,15 @@ class Exact:
 
     def state(self):
         """What a checkpoint keeps of the agreement, besides the weights."""
-        kept = {"origin": self.origin} if self.origin else {}
-        return kept | (self.setting and {**self.setting, "run": self.run})
+        return {"origin": self.origin} if self.origin else {}
 
     def own_state(self):
         """What this rank alone knows, without which a run would not go on bit for bit; None where there is no such
         thing."""
-        return self.model.own_state() if self.method == "fp16" else None
 
     def restore(self, state, own):
-        """Go on with own_state(), None where that is not to be had."""
-        self.kept, self.origin = own, state.get("origin")
+        """Go on from the state() and the own_state() of a checkpoint; `own` is None where that cannot be had."""
+        self.origin = state.get("origin")
 
 
 def check(method, args, sharded):
