@@ -165,8 +165,7 @@ def train(args, dist, task, clock):
     checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.train_sha256, task.vocabulary)
     ready = start.make_ready(args, dist, module, optimizer, precision, loader, checkpointer, answer_loss,
                              finetune.any_batch(args, dist, task), unit="muestras")
-    run, steps, fewer = ready.run, ready.steps, ready.fewer
-    first = run.progress.step
+    run, steps, first = ready.run, ready.steps, ready.run.progress.step
     evaluation = finetune.Evaluation(args, dist, task, module, precision, first, clock)
     reporter = finetune.make_reporter(args, dist, task, steps, precision)
     policy = start.make_policy(args, steps, args.batch_size, eval_interval=args.eval_interval or 0)
@@ -176,19 +175,18 @@ def train(args, dist, task, clock):
                f"{precision.name}; {ops.describe(dist.device)}. {steps} pasos de {loader.steps_per_epoch} por época.")
     start.say_if_complete(dist, run.progress, steps)
 
-    def schedule(step):
-        whole = steps - fewer
-        return optim.warmup_linear(step - fewer, steps=whole, warmup_steps=round(args.warmup_ratio * whole), lr=args.lr,
+    def schedule(step, steps):
+        return optim.warmup_linear(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
                                    min_lr=args.min_lr_ratio * args.lr)
 
     reporter.start(first, run.progress.logged, again=run.progress.owed is not None)
     with orderly_stop() as request:  # also while model and figures are left: what is done is done
         try:
             progress, stopped = loop.train(
-                ready.model, start.injected(answer_loss, dist), loader, optimizer, schedule, checkpointer, reporter,
-                policy, dist, precision, sync=run.sync, progress=run.progress, average=run.average,
-                evaluate=evaluation, reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)),
-                clock=clock)
+                ready.model, start.injected(answer_loss, dist), loader, optimizer, ready.at_step(schedule),
+                checkpointer, reporter, policy, dist, precision, sync=run.sync, progress=run.progress,
+                average=run.average, evaluate=evaluation,
+                reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
         finally:
             reporter.close()
         if not stopped:

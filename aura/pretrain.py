@@ -177,8 +177,7 @@ def make_sample(args, dist, module, tokenizer, reporter, precision):
 
 
 def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv",
-          description=None, target_hours=None, same_data=False, begin_step=None,
-          measured=None):
+          description=None, target_hours=None, same_data=False, begin_step=None, measured=None):
     """Everything between a built model and its files: loaders, resume, loop, output. Returns the exit code.
 
     schedule(step, steps) -> learning rate. loss_fn as loop.train wants it. names: a checkpoint.Names. table and
@@ -195,7 +194,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
             args, dist, module, optimizer, precision, loader, checkpointer, loss_fn,
             torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device),
             same_data=same_data)
-        run, steps, fewer = ready.run, ready.steps, ready.fewer
+        run, steps = ready.run, ready.steps
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
                                    start.group_peak(dist, precision), name=table, target_hours=target_hours,
                                    **scaling.yardsticks(measured or {}, dist.world_size))
@@ -209,10 +208,9 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         with orderly_stop():  # also while the model is handed over: what is done is done
             try:
                 progress, stopped = loop.train(
-                    ready.model, start.injected(loss_fn, dist), loader, optimizer,
-                    lambda step: schedule(step - fewer, steps - fewer), checkpointer, reporter, policy, dist,
-                    precision, sync=run.sync, progress=run.progress, average=run.average,
-                    begin_step=begin_step and (lambda step: begin_step(step - fewer, steps - fewer)),
+                    ready.model, start.injected(loss_fn, dist), loader, optimizer, ready.at_step(schedule),
+                    checkpointer, reporter, policy, dist, precision, sync=run.sync, progress=run.progress,
+                    average=run.average, begin_step=begin_step and ready.at_step(begin_step),
                     evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                     sample=make_sample(args, dist, module, tokenizer, reporter, precision),
                     reinitialise=lambda: sharding.load_whole(

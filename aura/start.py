@@ -186,10 +186,12 @@ def _say_resumed(args, dist, run, state, path, same_data):
 
 
 def length(args, dist, loader, progress):
-    """(steps of the whole run, `fewer`). Where --epochs says how long it is, steps done before may have taken more or
-    less data than today's, as on another number of processes, or other data: they count as the number of today's steps
-    that would have seen as much of these data. `fewer` is by how much that number is below theirs. The schedule is that
-    of a run of today's steps alone: at step - fewer, of steps - fewer."""
+    """(steps of the whole run, `fewer`).
+
+    Where --epochs says how long the run is, the steps before a resume may each have taken more or less data than one
+    takes today: on another number of processes, or of another data set. They count as the number of today's steps that
+    would have seen as much; `fewer` is how many steps less that is. The learning rate follows the schedule of a run
+    made of today's steps only: that of step - fewer, out of steps - fewer."""
     if args.max_steps:
         return args.max_steps, 0
     whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
@@ -298,6 +300,11 @@ class Ready:
     run: loop.Run
     steps: int
     fewer: int
+
+    def at_step(self, function):
+        """function(step, steps), as a script writes it for a whole run, as the function of the step that loop.train
+        calls; the steps are counted as if all had been of today's length (see length())."""
+        return lambda step: function(step - self.fewer, self.steps - self.fewer)
 
 
 def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=None):
