@@ -57,19 +57,17 @@ def share(task, dist):
     """Rank 0's Task on every rank, so that no other machine needs the files."""
     tree = None
     if dist.main:
-        tree = {name: getattr(task, name)
-                for name in ("lowercase", "strip_accents", "pad_id", "dataset", "sha256", "train_sha256",
-                             "validation_sha256", "questions")}
-        tree |= {"config": dataclasses.asdict(task.config),
-                 "vocabulary": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8),
-                 **{part: {name: torch.from_numpy(array) for name, array in vars(getattr(task, part)).items()}
-                    for part in ("train", "validation")}}
+        tree = {**vars(task), "module": None, "examples": None, "config": dataclasses.asdict(task.config),
+                "vocabulary": torch.frombuffer(bytearray(task.vocabulary), dtype=torch.uint8)}
+        for part in ("train", "validation"):
+            tree[part] = {name: torch.from_numpy(array) for name, array in vars(tree[part]).items()}
     tree = dist.broadcast_tree(tree)
     if dist.main:
         return task
-    windows = {part: squad.Features(**{name: tensor.numpy() for name, tensor in tree.pop(part).items()})
-               for part in ("train", "validation")}
-    return Task(bert.BertConfig(**tree.pop("config")), tree.pop("vocabulary").numpy().tobytes(), **tree, **windows)
+    for part in ("train", "validation"):
+        tree[part] = squad.Features(**{name: tensor.numpy() for name, tensor in tree[part].items()})
+    return Task(**{**tree, "config": bert.BertConfig(**tree["config"]),
+                   "vocabulary": tree["vocabulary"].numpy().tobytes()})
 
 
 def collate(features, numbers, pad_id, device, length=None):
