@@ -204,7 +204,7 @@ def train(args, dist, task, clock):
 def finish(args, dist, task, run, evaluation, request):
     """Score what was trained, unless the last step did, and leave it in --output; returns the signal, heard by
     `request`, that ended the scoring, or 0."""
-    with run.sync.agreed(), run.average.applied():
+    with run.as_delivered():
         if not evaluation.metrics and (asked := loop.evaluate_unless_stopped(evaluation, request, dist)[1]):
             return asked
         metrics = evaluation.metrics

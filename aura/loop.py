@@ -108,6 +108,13 @@ class Run:
         self.sync.restore(state.get("sync", {}), state.get("own"))
         self.progress = Progress(**state["progress"])
 
+    @contextlib.contextmanager
+    def as_delivered(self):
+        """A block in which the module holds the weights that are evaluated and, in the end, handed over: those that the
+        ranks agree on, or their average. To be entered on all ranks."""
+        with self.sync.agreed(), self.average.applied():
+            yield
+
     def load_weights(self, state):
         """Take the weights and the optimiser's moments of a checkpoint. The optimiser keeps the hyperparameters it was
         made with: what a user asks for now wins over what was saved."""
@@ -154,7 +161,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
-            with clock.phase("evaluate"), sync.agreed(), average.applied():
+            with clock.phase("evaluate"), run.as_delivered():
                 stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
@@ -207,7 +214,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
 
             metrics = {"lr": lr, "grad_norm": norm, "stall_s": stalled, **_measured(progress, loader, dist.device)}
             if evaluated:
-                with clock.phase("evaluate"), sync.agreed(), average.applied():
+                with clock.phase("evaluate"), run.as_delivered():
                     found, asked = evaluate_unless_stopped(evaluate, request, dist)
                 metrics, stop = metrics | found, max(stop, asked)
             progress.seconds = spent + time.perf_counter() - begun
@@ -219,7 +226,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
                                                    **metrics) or progress.logged
                 stalled = 0.0
             if sampled and not stop:
-                with clock.phase("evaluate"), sync.agreed(), average.applied():
+                with clock.phase("evaluate"), run.as_delivered():
                     sample(progress.step)
             if saved or stop or gave_up:
                 if saved and not faulty:

@@ -219,7 +219,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                 reporter.close()
             if stopped:
                 return start.leave_stopped(args, dist, progress, stopped, checkpointer)
-            with run.sync.agreed(), run.average.applied():
+            with run.as_delivered():
                 weights = collect(module.state_dict(), dist)
                 dist.run_on_main(lambda: output.save_output(
                     args, weights, config, data, tokenizer, progress, description, checkpointer.named(),
