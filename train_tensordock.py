@@ -227,8 +227,8 @@ def show_plan(args, job, card, tokens, counted, progress, note):
     steps = args.max_steps or args.epochs * per_epoch
     note(f"Plan para {card.name}, preset {args.preset}:")
     presets = ladder(args, job.config)
-    for line in plan.lines(job, card.memory, steps=steps, steps_per_epoch=per_epoch, peak_flops=card.flops,
-                           target_hours=args.target_hours, presets=presets, by_steps=args.max_steps is not None):
+    for line in plan.lines(job, card, steps=steps, steps_per_epoch=per_epoch, target_hours=args.target_hours,
+                           presets=presets, by_steps=args.max_steps is not None):
         note(line)
     if progress:  # of epochs, in steps of today's batch
         done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step

@@ -20,8 +20,8 @@ from aura import backend, ops, optim, report
 from aura.models import gpt
 from aura.products import WEIGHT_ROWS
 
-# Of the peak, assumed: a little below the 0.44 to 0.52 of tuned runs on A100s, what is computed twice counted there too
-# (Narayanan et al. 2021, table 1).
+# The share of its peak FLOP/s that a device really carries out, what it computes twice included. An assumption, a
+# little below the 0.44 to 0.52 of tuned runs on A100s (Narayanan et al. 2021, table 1, which counts alike).
 UTILISATION = 0.4
 CHUNK_BYTES = 128 * 2**20  # of aura/fused/loss.py, which can only be imported where the kernels are built
 SHORTEST = 128  # tokens of context below which alternatives() does not go
@@ -393,29 +393,28 @@ def measured_flops(precision="fp32", seconds=0.3):
     return 2 * size**3 / best
 
 
-def hours(job, tokens, peak_flops, utilisation=UTILISATION):
-    """Hours to train on `tokens` tokens. utilisation: the share of peak_flops (FLOP/s) the device really carries out,
-    what it computes twice included; an assumption until a run has been measured."""
-    return tokens * hardware_flops_per_token(job) / (peak_flops * utilisation) / 3600
+def hours(job, tokens, peak_flops):
+    """Hours to train on `tokens` tokens, on a device that carries out UTILISATION of peak_flops (FLOP/s)."""
+    return tokens * hardware_flops_per_token(job) / (peak_flops * UTILISATION) / 3600
 
 
-def fitting_steps(job, target_hours, peak_flops, utilisation=UTILISATION):
+def fitting_steps(job, target_hours, peak_flops):
     """How many whole optimiser steps fit into target_hours."""
     flops = job.tokens_per_step * hardware_flops_per_token(job)
-    return int(target_hours * 3600 * peak_flops * utilisation // flops)
+    return int(target_hours * 3600 * peak_flops * UTILISATION // flops)
 
 
-def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=UTILISATION, by_steps=False):
+def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, by_steps=False):
     """One Spanish line: whether `steps` steps meet target_hours, and if not how many epochs, or else steps, would.
     by_steps: --max_steps was given, over which --epochs has no say."""
-    needed = hours(job, steps * job.tokens_per_step, peak_flops, utilisation)
-    most = fitting_steps(job, target_hours, peak_flops, utilisation)
+    needed = hours(job, steps * job.tokens_per_step, peak_flops)
+    most = fitting_steps(job, target_hours, peak_flops)
     if steps <= most:
         return f"CUMPLE: {needed:.1f} h de las {target_hours:g} h disponibles"
     late = f"NO CUMPLE: pide {needed:.1f} h y hay {target_hours:g} h"
     epochs = most // steps_per_epoch
     if epochs and not by_steps:
-        fits = hours(job, epochs * steps_per_epoch * job.tokens_per_step, peak_flops, utilisation)
+        fits = hours(job, epochs * steps_per_epoch * job.tokens_per_step, peak_flops)
         return f"{late}; con --epochs {epochs} serían {fits:.1f} h"
     if not most:
         return f"{late}; no cabe ni un paso"
@@ -424,27 +423,27 @@ def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation=U
             f"({100 * most / steps_per_epoch:.0f} % de una época)")
 
 
-def _computing_less(job, available, tokens, peak_flops, utilisation):
+def _computing_less(job, card, tokens):
     """One Spanish line: what the job would take if it computed nothing twice, or less where that does not fit."""
     lighter = [(replace(job, grad_checkpointing=False), "--no_gradient_checkpointing")]
     if not job.selective:
         lighter.append((replace(job, grad_checkpointing="selective"), "--gradient_checkpointing selective"))
     for other, flags in lighter:
-        if peak(other) <= available:
+        if peak(other) <= card.memory:
             share = hardware_flops_per_token(other) / hardware_flops_per_token(job)
-            time = f": {hours(other, tokens, peak_flops, utilisation):.1f} h" if peak_flops else ""
+            time = f": {hours(other, tokens, card.flops):.1f} h" if card.flops else ""
             return (f"Consejo: sobra memoria; con {flags} también cabe ({peak(other) / 1e9:.2f} GB) y el cálculo es un "
                     f"{100 * (1 - share):.0f} % menor{time}")
     return f"Sin gradient checkpointing pediría {peak(lighter[0][0]) / 1e9:.2f} GB: no cabe"
 
 
-def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hours=72.0, utilisation=UTILISATION,
-          presets=(), by_steps=False):
-    """The plan as Spanish console lines: memory by part against `available` bytes, tokens, FLOPs, hours, verdict."""
+def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), by_steps=False):
+    """The plan as Spanish console lines: memory by part against that of the card, tokens, FLOPs, hours, verdict.
+    presets: as alternatives() takes them. by_steps: as verdict() takes it."""
     config = job.config
     phase, parts = worst_phase(job)
     total = sum(parts.values())
-    fits = total <= available
+    fits = total <= card.memory
     width = max(map(len, PARTS.values()))
     shown = [
         f"Modelo: {config.parameters() / 1e6:.1f} M parámetros; {config.n_layer} bloques, ancho {config.n_embd}, "
@@ -454,10 +453,10 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
            else "sin gradient checkpointing"),
         f"Memoria en el peor momento, {PHASES[phase]}:",
         *(f"  {PARTS[part]:<{width}} {size / 1e9:8.2f} GB" for part, size in parts.items() if size),
-        f"  {'total':<{width}} {total / 1e9:8.2f} GB de {available / 1e9:.2f} GB "
-        f"({100 * total / available:.0f} %): {'cabe' if fits else 'NO CABE'}"]
+        f"  {'total':<{width}} {total / 1e9:8.2f} GB de {card.memory / 1e9:.2f} GB "
+        f"({100 * total / card.memory:.0f} %): {'cabe' if fits else 'NO CABE'}"]
     if not fits:
-        shown.append("  " + alternatives(job, available, presets)[1])
+        shown.append("  " + alternatives(job, card.memory, presets)[1])
     tokens = steps * job.tokens_per_step
     model, hardware = config.flops_per_token(), hardware_flops_per_token(job)
     shown.append(f"Tokens: {job.tokens_per_step} por paso x {steps} pasos = {tokens} ({steps / steps_per_epoch:.2f} "
@@ -465,16 +464,16 @@ def lines(job, available, *, steps, steps_per_epoch, peak_flops=None, target_hou
     shown.append(f"FLOPs: {tokens * model:.3g} del modelo" + (
         f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing calcula dos veces parte de cada bloque)"
         if hardware > model else ""))
-    if peak_flops is None:
+    if card.flops is None:
         shown.append("Tiempo: no se conoce la potencia de este dispositivo; unos pasos de prueba (--max_steps 20) lo "
                      "dirán")
     else:
-        mfu = 100 * utilisation * model / hardware
-        needed = hours(job, tokens, peak_flops, utilisation)
-        shown.append(f"Tiempo: {needed:.1f} h a {peak_flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
-                     f"{100 * utilisation:.0f} % (MFU {mfu:.0f} %)")
-        told = verdict(job, steps, steps_per_epoch, peak_flops, target_hours, utilisation, by_steps)
+        mfu = 100 * UTILISATION * model / hardware
+        needed = hours(job, tokens, card.flops)
+        shown.append(f"Tiempo: {needed:.1f} h a {card.flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
+                     f"{100 * UTILISATION:.0f} % (MFU {mfu:.0f} %)")
+        told = verdict(job, steps, steps_per_epoch, card.flops, target_hours, by_steps)
         shown.append(f"Veredicto: {told}")
     if job.grad_checkpointing and fits:
-        shown.append(_computing_less(job, available, tokens, peak_flops, utilisation))
+        shown.append(_computing_less(job, card, tokens))
     return shown

@@ -144,12 +144,16 @@ def test_eight_bits_hold_a_quarter_of_the_state():
     assert state == 2 * 1024 * 256 + 2 * 4 * 1024 + 8 * 100  # two bytes, two scales for 256 values; small ones in full
 
 
+def card(memory, flops=None):
+    return plan.Card("cuda", "a card", memory, "bf16", flops)
+
+
 def test_a_plan_of_billions_allocates_nothing_and_takes_no_time():
     wanted = plan.Job(BILLIONS, 8, 4, "full", "bf16", "adamw", "cuda")
     started = time.process_time()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         parts = plan.memory(wanted)
-        plan.lines(wanted, 80e9, steps=100, steps_per_epoch=50, peak_flops=312e12)
+        plan.lines(wanted, card(80e9, 312e12), steps=100, steps_per_epoch=50)
     allocated = sum(max(0, event.nbytes()) for event in profile.profiler.kineto_results.events()
                     if event.name() == "[memory]")
     assert allocated < 1e6 and time.process_time() - started < 10
@@ -238,7 +242,7 @@ def test_flops_of_the_device_and_of_the_model_are_kept_apart():
     selective = dataclasses.replace(wanted, grad_checkpointing="selective")
     assert plan.hardware_flops_per_token(selective) == model + 2 * 4 * 32 * 2560**2  # the first product of each MLP
     assert plan.hardware_flops_per_token(dataclasses.replace(wanted, grad_checkpointing=False)) == model
-    assert plan.hours(wanted, 1e9, 300e12, 0.5) == pytest.approx((model + again) * 1e9 / 150e12 / 3600)
+    assert plan.hours(wanted, 1e9, 300e12) == pytest.approx((model + again) * 1e9 / 120e12 / 3600)
 
 
 def test_the_rate_is_the_known_cards_or_measured(monkeypatch):
@@ -255,7 +259,7 @@ def test_verdicts_name_what_would_fit_exactly():
     flops = wanted.tokens_per_step * plan.hardware_flops_per_token(wanted)
 
     def verdict(steps, seconds_a_step, by_steps=False):
-        return plan.verdict(wanted, steps, 1000, flops / seconds_a_step / 0.5, 1.0, 0.5, by_steps)
+        return plan.verdict(wanted, steps, 1000, flops / seconds_a_step / plan.UTILISATION, 1.0, by_steps)
 
     assert verdict(3600, 1.0) == "CUMPLE: 1.0 h de las 1 h disponibles"
     assert verdict(3601, 1.0).startswith("NO CUMPLE: ")
@@ -266,12 +270,12 @@ def test_verdicts_name_what_would_fit_exactly():
                                         f"{3600 * 8 * 4 * 256} tokens, --max_steps 3600 (360 % de una época)")
     assert verdict(5000, 4.0, True) == verdict(5000, 4.0)
     assert "ni un paso" in verdict(5000, 4000.0)
-    assert plan.fitting_steps(wanted, 1.0, flops / 0.5, 0.5) == 3600
+    assert plan.fitting_steps(wanted, 1.0, flops / plan.UTILISATION) == 3600
 
 
 def test_the_plan_is_a_table_that_adds_up():
     wanted = plan.Job(gpt.PRESETS["gpt2"], 8, 4, "full", "bf16")
-    shown = plan.lines(wanted, 80e9, steps=2000, steps_per_epoch=1000, peak_flops=312e12)
+    shown = plan.lines(wanted, card(80e9, 312e12), steps=2000, steps_per_epoch=1000)
     assert shown[0].startswith("Modelo: 110.4 M parámetros")
     first = next(i for i, line in enumerate(shown) if line.startswith("Memoria"))
     table = [line for line in shown[first + 1:] if line.startswith("  ")]
@@ -280,7 +284,7 @@ def test_the_plan_is_a_table_that_adds_up():
     assert len({line.index(" GB") for line in table}) == 1 and "cabe" in table[-1]
     assert f"{8 * 4 * 1024} por paso x 2000 pasos = {8 * 4 * 1024 * 2000} (2.00 épocas)" in shown[-5]
     assert "en el dispositivo" in shown[-4] and "MFU" in shown[-3] and shown[-2].startswith("Veredicto: CUMPLE")
-    full = plan.lines(wanted, 1e9, steps=1, steps_per_epoch=1)
+    full = plan.lines(wanted, card(1e9), steps=1, steps_per_epoch=1)
     assert any("NO CABE" in line for line in full) and "no se conoce la potencia" in full[-1]
     assert max(map(len, shown + full)) <= 130
 
@@ -289,8 +293,8 @@ def test_the_plan_says_what_it_would_take_to_compute_nothing_twice():
     once, some, twice = (plan.Job(gpt.PRESETS["gpt2"], 8, 4, again, "bf16") for again in (False, "selective", "full"))
     (need, less), tokens = map(plan.peak, (once, some)), 2000 * 8 * 4 * 1024
 
-    def last(job, available, peak_flops=None):
-        return plan.lines(job, available, steps=2000, steps_per_epoch=1000, peak_flops=peak_flops)[-1]
+    def last(job, *memory_and_flops):
+        return plan.lines(job, card(*memory_and_flops), steps=2000, steps_per_epoch=1000)[-1]
 
     def advice(flags, other, job):
         share = plan.hardware_flops_per_token(other) / plan.hardware_flops_per_token(job)
