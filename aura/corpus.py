@@ -43,9 +43,9 @@ HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.es"), "oscar": ("oscar-cor
        "c4": ("allenai/c4", "en"), "spanish": ("allenai/c4", "es")}
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")  # owner/name or owner/name:configuration
 HUB_DEFAULT_TOKENS = 100_000_000
-# Where reading begins: how many documents come before it, and the last line start before it, where a file can be
-# opened (file, byte offset in its decompressed content, its lines so far), with the documents, lines and bad lines
-# before that.
+# A place in the documents. document: how many come before it. The rest is where to open the files again to get there,
+# the last line start before it: the file's number, the byte offset in its decompressed content, the lines of the file
+# before that; and what had been read by then of all files: documents (first), lines, and bad ones among them.
 START = {"document": 0, "file": 0, "offset": 0, "line": 0, "first": 0, "lines": 0, "bad": 0}
 
 

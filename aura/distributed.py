@@ -35,8 +35,8 @@ from aura.signals import die_with_parent
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
-# Of the arguments, what all processes must have been started with: the model, its steps, and when they talk. Not those
-# that name files, which lie elsewhere on another machine.
+# The arguments that must be the same in all processes: those that decide the model, the steps and when processes talk.
+# Not those that name files, which may lie elsewhere on another machine.
 SAME_EVERYWHERE = (
     "preset", "n_layer", "n_head", "n_embd", "n_ff", "h_cycles", "l_cycles", "segments", "seq_len", "dropout",
     "ponder_price", "reinject", "document_attention", "vocab_size", "max_len", "doc_stride", "question_len", "padding",
@@ -49,9 +49,9 @@ FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that t
 
 @dataclass
 class Session:
-    """What a script needs to know about its group. `fallback` is the reason for leaving NCCL, else None. `shards`: into
-    how many parts the model is cut, 1 when each process holds all of it. `launch`: a name that all attempts of one
-    launch_distributed.py share, or else those within this session."""
+    """What a script needs to know about its group. `fallback`: why NCCL was left for gloo, None where it was not.
+    `shards`: into how many parts the model is cut, 1 when each process holds all of it. `launch`: a name shared by all
+    attempts of one launch_distributed.py; without that launcher, of this session alone."""
 
     rank: int = 0
     local_rank: int = 0
@@ -89,8 +89,8 @@ class Session:
         return self.shards > 1
 
     def build(self, make, fill):
-        """fill(make()), a module with its weights, on the device. One that will be cut stays in rank 0's host memory,
-        since whole it may have no room on the device; the other ranks get it empty, on the meta device."""
+        """fill(make()), a module with its weights, on the device. A model that is going to be cut may not fit there
+        whole: rank 0 keeps it in host memory, and the other ranks get it empty, on the meta device."""
         if self.sharded and not self.main:
             with torch.device("meta"):
                 return make()
@@ -189,8 +189,8 @@ class Session:
             self.store.set(key, json.dumps({"result": result}))
             return result
         while not self._stored(key):
-            # Killed, it says nothing, and torchrun's store, which outlives it, knows of no end. Asked first: what it
-            # said before it went is there by now.
+            # A rank 0 that is killed posts no failure, and a store of torchrun's outlives it without noticing, so its
+            # process is watched as well. This is asked before the store is: what rank 0 posted before it went is there.
             gone = self.first is not None and has_ended(self.first)
             told = self.failure() or (gone and (0, "ha muerto sin decir por qué (si no lo mató usted, pudo faltar "
                                                    "memoria: dmesg lo dice)"))
@@ -246,8 +246,8 @@ class Session:
         return PeerLost(f"otro proceso se ha detenido: rango {told[0]}: {told[1]}")
 
     def _silent_ranks(self):
-        """A phrase that names the ranks that do not answer at the store after a collective has failed. Where all live,
-        those that have not come as far, busy or stuck."""
+        """A phrase that names the ranks that do not answer at the store after a collective has failed or, where all of
+        them do, those that have not reached that collective, busy or stuck as they may be."""
         def ask():
             self.store.set(f"survivor/{self.rank}", "1")
             self.store.set("lost", "1")
@@ -267,8 +267,8 @@ class Session:
 
     @property
     def saves_alone(self):
-        """Whether it is this rank that saves now that others are lost: rank 0, and where that is lost the first left on
-        each machine, since without its store nobody knows whether another machine is gone as well."""
+        """Whether this rank is one that saves now that others are lost: rank 0 or, where that is lost itself, the first
+        rank left on each machine, since without rank 0's store no machine knows whether the others are there."""
         gone = self.silent + self.failed
         if 0 not in gone:
             return self.main

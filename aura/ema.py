@@ -7,7 +7,7 @@ import torch
 
 
 class Average:
-    """The average of a module's parameters over its steps. Memory: 4 bytes a parameter, cut as the parameters are.
+    """The average of a module's parameters over its steps. Takes 4 bytes a parameter, in shards where the module is.
 
     decay: how much of the average stays at each step; with 0 there is no average, and every method does nothing.
     weights: parameter name -> float32 tensor.

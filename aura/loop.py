@@ -22,7 +22,7 @@ from aura.signals import Abandoned, orderly_stop
 from aura.sync import Exact
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
-GOOD_STEPS = 50  # after which, where steps are skipped, one is a new beginning: 2 % of the steps may be lost for ever
+GOOD_STEPS = 50  # without a fault, after which nan_policy skip counts faults from 0 again: 2 % of all may be lost
 SMALLEST_LOSS_SCALE = 1.0  # an fp16 scale below this means the gradients themselves are not finite
 
 
@@ -268,7 +268,7 @@ def _measured(progress, loader, device):
 
 
 def evaluate_unless_stopped(evaluate, request, dist):
-    """(metrics, 0), or (none, the signal) where some rank was asked to stop in the middle: then all leave it."""
+    """(metrics, 0) or, where some rank was asked to stop in the middle and so all abandoned it, ({}, the signal)."""
     try:
         return evaluate(request) if evaluate else {}, 0
     except Abandoned:
@@ -276,7 +276,8 @@ def evaluate_unless_stopped(evaluate, request, dist):
 
 
 def _evaluate_owed(progress, evaluate, request, reporter, dist):
-    """The evaluation that a stop left to this start, and its row anew; the signal where it was left once more, or 0."""
+    """Make the evaluation that an earlier stop cut short, and log the row of its step again, complete. Returns 0, or
+    the signal that cut it short once more."""
     found, stop = evaluate_unless_stopped(evaluate, request, dist)
     progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
     if not stop:
@@ -309,9 +310,9 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
 
 
 def _apply(optimizer, scaler, gradients, factor, loss, norm, grad_clip):
-    """Step by the gradients times `factor`, whose norm is then `norm`, clipped to `grad_clip`, where 0 is no limit, and
-    free them. Returns "", or what was not finite and so made no step; a norm that fp16's scale explains is left to the
-    scaler."""
+    """Multiply the gradients by `factor`, which makes `norm` their norm, clip that to `grad_clip` (0: no limit), take
+    the optimiser's step and free them. Returns "" or, where no step was taken because something was not finite, what.
+    A norm that is not finite for fp16's loss scale is no such thing: the scaler skips the step and lowers the scale."""
     overflow = scaler.is_enabled() and scaler.get_scale() >= SMALLEST_LOSS_SCALE
     trouble = ""
     if math.isfinite(loss) and (math.isfinite(norm) or overflow):
@@ -328,9 +329,10 @@ def _apply(optimizer, scaler, gradients, factor, loss, norm, grad_clip):
 def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     """Act on a step whose loss or gradient was not finite on some rank; every rank comes here in the same step.
 
-    With restart, one that was taken before the last fault was acted on still had the rate of before: it is counted as
-    part of that fault. Raises TrainingFault when this is one fault too many; returns it instead where what has been
-    learnt since the last checkpoint is to be saved first, and None where the run goes on."""
+    Ranks may hear of a step some steps later (see sync.Known). With restart, a step that was taken before the last
+    fault was acted on still had the rate from before it, and counts as part of that fault.
+    Returns None where the run goes on. When this is one fault too many, raises TrainingFault or, where what has been
+    learnt since the last checkpoint is to be saved first, returns it."""
     progress, sync = run.progress, run.sync
     if policy.nan_policy == "restart" and known.step <= progress.recovered:
         reporter.event(known.step, f"{known.trouble}: aún con la tasa anterior, no cuenta otra vez")
@@ -361,8 +363,9 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
 
 
 def _win_back_rate(progress, reporter):
-    """At a checkpoint: what made the faults before it is over. If there were none since the last one either, the rate
-    that they had lowered is doubled, up to the planned one: else a bad value now and then would end all learning."""
+    """At each checkpoint, count the faults from 0 again and, if there have been none since the one before, double a
+    learning rate that earlier faults have lowered, up to the planned one: otherwise a bad value now and then would end
+    all learning."""
     if not progress.faults and progress.lr_scale < 1:
         progress.lr_scale = min(1.0, 2 * progress.lr_scale)
         reporter.event(progress.step, "sin más fallos de un punto de control a otro; desde ahora la tasa de "
@@ -372,14 +375,14 @@ def _win_back_rate(progress, reporter):
 
 @torch.no_grad()
 def _finite(run):
-    """Whether the weights that a checkpoint would keep are, to be called on all ranks."""
+    """Whether the weights that a checkpoint would keep are finite; to be called on all ranks."""
     with run.sync.agreed():
         return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(run.module.parameters()))))
 
 
 def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
-    """Go back to the weights of the last checkpoint, or to fresh ones; says which. Raises `at_the_end`, where that is
-    an exception, instead of leaving fresh ones: no step is left to train them."""
+    """Go back to the weights of the last checkpoint or, where there is none, to fresh ones; returns which in Spanish.
+    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None."""
     state = checkpointer.reload(sharding.own_part(run.module, run.optimizer))
     if state is not None:
         run.load_weights(state)
@@ -397,8 +400,8 @@ def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
 
 @contextlib.contextmanager
 def _checkpoint_named(run, policy, checkpointer, dist):
-    """Let every fault of training end with the checkpoint to go on from. Ranks that agree now and then save what they
-    last agreed on when one of them is lost."""
+    """A block whose faults all end by naming the checkpoint to go on from. When a rank is lost, those whose sync agrees
+    only every so many steps first save what they last agreed on."""
     try:
         yield
     except TrainingFault as fault:
@@ -428,7 +431,8 @@ def _checkpoint_named(run, policy, checkpointer, dist):
 
 
 def _name(fault, checkpointer):
-    """`fault` with the checkpoint to go on from; others, who have their own, are told its `reason`."""
+    """`fault` with the checkpoint to go on from added to its text. The other ranks, which name their own, are told its
+    `reason`, the text without it."""
     fault.reason = str(fault).rstrip(".")
     fault.args = (f"{fault.reason}; {checkpointer.named()}",)
     return fault

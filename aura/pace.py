@@ -49,9 +49,9 @@ def measure(dist, module, loss_fn, batch, precision, grad_accum, most_seconds=5.
     """The Pace of training `module`, which nothing has wrapped yet, on all ranks at once; all of them call it.
 
     batch: one micro-batch as loss_fn(module, batch) -> (sum of losses, how many count) takes it. Forward and backward
-    run once to warm up, then once or, as far as most_seconds reach, up to REPETITIONS times; the median counts. Where
-    there is time for one alone, and it took longer than the warm-up, they run again, and the smaller counts.
-    Weights, random state and every part's train() or eval() stay as they were; gradients are None.
+    run once to warm up and then as often as fits into most_seconds, once at least and REPETITIONS times at most; the
+    median counts. Where only one run fits, and it took longer than the warm-up, there is a second, and the shorter
+    counts. Weights, random state and every part's train() or eval() stay as they were; gradients are None.
     """
     parameters, modes = list(module.parameters()), {part: part.training for part in module.modules()}
     complete = {}  # when, by number of the parameter

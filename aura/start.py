@@ -21,17 +21,18 @@ from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
-# Arguments in which a resumed run may differ from what it was, and then learns otherwise: what is asked for now holds,
-# and who has forgotten an option is to see it.
+# Arguments that a resumed run may change, and that change how it learns. What is asked for now holds; it is said aloud,
+# for whoever has just forgotten to repeat an option.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
           "dropout", "ema", "precision")
 
 
 def check_places(args, dist, folder=False, description=None):
-    """Prove that every place a run writes to can be written and that no other run uses its folders of checkpoints and
-    tables, nor that of its model where it is a folder of one, before anything else is done; on all ranks. folder:
-    --output is one. description: as output.save_output() takes it. Raises UserError."""
-    # First, so that others make none for a refused run.
+    """Before anything else is done, prove on all ranks that every place the run writes to can be written, and that no
+    other run is using its --checkpoint-dir, its --log-dir or, where it is to hold one model alone, the folder of
+    --output. folder: --output names a folder, not a file. description: as output.save_output() takes it.
+    Raises UserError."""
+    # Rank 0 first: if the run is refused there, the others have made no folders.
     dist.run_on_main(lambda: _check_places(args, dist, folder, description))
     if not dist.main:
         _check_places(args, dist, folder)
@@ -65,9 +66,9 @@ def _check_places(args, dist, folder, description=None):
 
 
 def tune_allocator(device, sparing):
-    """On the CPU, keep large temporaries instead of giving their pages back after each use: a step spends a good part
-    of its time in page faults else (M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, mallopt(3); glibc only). sparing: give them
-    back, at once: kept, they leave so many gaps that activations computed again save no memory at all."""
+    """On the CPU, keep the memory of large temporaries instead of giving it back after each use: otherwise a step
+    spends a good part of its time in page faults (M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, mallopt(3); glibc only).
+    sparing: do give it back, at once. Kept, it is so full of gaps that gradient checkpointing would save nothing."""
     if device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         m_trim_threshold, m_mmap_threshold = -1, -3
@@ -89,8 +90,8 @@ def choose_precision(name, device):
 
 
 def require_means(args, dist):
-    """Choose what carries out the operations, and refuse what this process has no means for: now, and not once the data
-    have taken their time; on all ranks. Raises UserError."""
+    """Choose what carries out the operations, and refuse an --attention, --precision or --fsdp that cannot work here,
+    before the data take their time; on all ranks. Raises UserError."""
     ops.use(args.attention, dist.device)
     choose_precision(args.precision, dist.device)
     if dist.sharded:
@@ -98,9 +99,11 @@ def require_means(args, dist):
 
 
 def agree_precision(args, dist):
-    """The Precision of every rank, to be called on all of them: as choose_precision() has it or, where 'auto' gives not
-    all the same, what all of them can do, since gradients that are averaged must have been scaled alike. With diloco,
-    where none are, each has its own. Says where 'auto' is slower than need be. After require_means()."""
+    """This rank's Precision; to be called on all of them, after require_means().
+
+    It is that of choose_precision() or, where 'auto' differs between ranks, one that all of them have: gradients that
+    are averaged must have been scaled alike. With diloco no gradients are, and each rank keeps its own. Also says where
+    another choice than 'auto' would be faster."""
     own = choose_precision(args.precision, dist.device)
     pairs = dist.device.type == "cpu" and ops.multiplies_bfloat16()
     names, all_pairs = zip(*dist.gather_objects((own.name, pairs)), strict=True)

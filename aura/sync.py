@@ -40,9 +40,10 @@ class Exact:
     """A sync: what start and loop.train need of a method. Here every step is agreed on before it is taken, with ddp,
     shards or one process; so it is in halving.Fp16, and not in diloco.DiLoCo.
 
-    weights: the agreed weights as tensors in the order of the module's parameters, where those are not the module's.
-    setting: what a process must have in common with the one whose own_state() it takes over, {} where there is none.
-    origin: the name of the run as it first began, where another rank than 0 may have to save its checkpoint; else None.
+    weights: the agreed weights, tensors in the order of the module's parameters; None where the module itself holds
+    them. setting: what must be the same for a process to take over an own_state(), {} where there is no such state.
+    origin: the name of the run when it first began, by which a checkpoint that another rank than 0 had to save is
+    recognised; None where rank 0 alone saves.
     """
 
     method = "ddp"
