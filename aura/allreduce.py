@@ -20,8 +20,8 @@ GRADIENT_BYTES = 4  # float32, whatever the precision of the products
 
 
 def exchange_curve(dist, most_seconds=2.0, longest_seconds=LONGEST_SECONDS):
-    """[(bytes, seconds or None)] of an all_reduce of float32 over all ranks of `dist`, which all call it: the median of
-    the slowest rank, of two the smaller, for 1 KB to 64 MB. All values are checked.
+    """[(bytes, seconds or None)] of an all_reduce of float32 over all ranks of `dist`, which all call it, for 1 KB to
+    64 MB: of the times of the slowest rank the median, or the lower of the middle two. All values are checked.
 
     most_seconds: for all repetitions together; each size is tried once at least, as long as that is expected to take
     less than longest_seconds, and from there on the seconds are None. What takes longer than the size before lets

@@ -72,9 +72,9 @@ def found(directory):
 def damage(path):
     """None when every record of the archive is whole and torch finds it, else a Spanish phrase that says what is wrong.
 
-    A record's CRC does not cover what the archive's directory says of it, and torch reads that in its own way: one that
-    is marked as a folder, or as packed, gives other values. Raises UserError where there is no memory to tell, or no
-    permission: a run must not begin anew for that.
+    A record's CRC does not cover its entry in the archive's directory, which torch reads in its own way: a record whose
+    entry was damaged so that it passes for a folder, or for compressed, loads with other values. Raises UserError where
+    there is not the memory, or not the permission, to find out: a run must not begin anew for that reason.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -233,8 +233,8 @@ class Checkpointer:
                 set_aside([self.own], self.directory)
 
     def branch_off(self):
-        """Move aside what lies in the folder beyond the checkpoint that was loaded, or beside it when it came from
-        elsewhere: 'the newest' and what rotation keeps are of this run's way, not of one that was left."""
+        """Move aside the checkpoints of a way that this run leaves, which would pass for its newest: those of a higher
+        step than the one that was loaded or, when that came from another folder, all that are in this one."""
         path, holder = self.source
         if self.dist.main and not holder:
             path, others = Path(path), found(self.directory)
@@ -246,9 +246,9 @@ class Checkpointer:
                 self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
 
     def asked(self, resume):
-        """What --resume `resume` means in this attempt of a launch: a restart repeats the arguments, which were for the
-        first attempt. Later ones take 'auto' once an earlier one has saved in the folder or, where it began anew and
-        has signed it, may have saved on another rank. On rank 0 alone."""
+        """What --resume `resume` means in this attempt of a launch; on rank 0 alone. A launcher that restarts the group
+        repeats arguments that were meant for the first attempt. A later one takes 'auto' if an earlier one has saved in
+        the folder or, having begun anew and signed it, may have saved on another rank's disk."""
         with contextlib.suppress(FileNotFoundError):
             saved = found(self.directory) or resume == "none" and self._signed()
             if saved and (self.directory / LAUNCH).read_bytes() == self.dist.launch.encode():
@@ -262,9 +262,10 @@ class Checkpointer:
                 write_bytes(self.directory / LAUNCH, self.dist.launch.encode())
 
     def save(self, step, state, interrupted=False, own=None):
-        """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background if
-        so asked, but for an interrupted run's. own: what this rank alone knows, for a file of its own that load() finds
-        again; where it cannot be written that is said, and nothing else. Returns the seconds that training stood still.
+        """Write the checkpoint of `step` on rank 0, verify it and only then remove the oldest; in the background where
+        that was asked for, unless the run is being interrupted. own: what this rank alone knows, for a file of its own
+        that load() finds again; if it cannot be written, there is a warning and no more. Returns the seconds that
+        training stood still.
 
         Raises TrainingFault naming the reason and the last good checkpoint when it, or the one before, cannot be
         written.
@@ -389,8 +390,8 @@ class Checkpointer:
 
         resume: a path, or 'auto', the newest that verifies: rank 0's or, where another rank's disk has one of the same
         run that is further, that one. keep: what a rank keeps of each tensor, as Session.broadcast_tree takes it.
-        setting: of the sync; where it is what it was and every rank still has what it wrote itself with that
-        checkpoint, each goes on from that, under "own", and nothing is sent.
+        setting: the sync's. Where it is as it was then, and every rank still has the file it wrote itself with that
+        checkpoint, each goes on from its own, which adds "own" to the state, and nothing is sent.
 
         Raises UserError for a path that does not exist or is damaged.
         """
@@ -438,8 +439,8 @@ class Checkpointer:
         return self.dist.broadcast_tree(state, keep, holder)
 
     def sign(self, origin):
-        """Leave a sync's origin in the folder of its run: by it load() knows what belongs to the run when rank 0 was
-        lost before it had saved anything since."""
+        """Leave a sync's origin in the folder of its run: if rank 0 is lost before it has saved anything, load() knows
+        by it which checkpoints of other ranks belong to the run."""
         if self.dist.main and origin:
             with self._writing():
                 write_bytes(self.directory / ORIGIN, origin.encode())
@@ -460,8 +461,9 @@ class Checkpointer:
             return (self.directory / ORIGIN).read_text(encoding="utf-8", errors="replace")
 
     def _further(self, path, origin):
-        """(path, rank) of the checkpoint with the highest step of the run that began as `origin`, if it is further than
-        rank 0's at `path` and verifies: written by who was left when rank 0 was lost. (None, 0) when there is none."""
+        """(path, rank) of the furthest checkpoint that verifies, of the run that began as `origin`, on another rank's
+        disk, where those who were left saved it when rank 0 was lost. (None, 0) when none is further than rank 0's own
+        at `path`."""
         found_here = None
         if not self.dist.main:
             reached = step_of(path) if path else -1

@@ -329,8 +329,8 @@ def _with_line_ends(file):
 
 
 def _watched(lines, raw, path, corpus, damage):
-    """The lines of a file: the corpus is told how far they are, and damage does not wait for an end that may be days
-    away, or never read."""
+    """The lines of a file, telling the corpus how far they are. Damage is checked on the way: the end of the file may
+    be days away, or never be read."""
     start = corpus.progress
     for number, line in enumerate(lines):
         damage.check(path, ended=False)

@@ -30,14 +30,14 @@ FORMAT = 2  # of own_state(): since 2 it tells what the means owe
 PATIENCE_S = 10.0  # for the others, once this rank was asked to stop: torchrun kills 30 s after it has passed that on
 ASK_S = 2.0  # between two looks at the store while waiting; shorter than distributed.FAREWELL_SECONDS
 POLL_S = 0.001
-LAG = 2  # steps after which every rank acts on what was told in one: a message has that long to arrive
+LAG = 2  # steps that a message about a step has to arrive, before all ranks act on it at the same one
 
 
 @dataclass
 class Flight:
-    """One fragment on its way. payload: what of this rank's is sent. local: its weights when it left; what was gained
-    since is told by them. average: averaging.start() of the payload. begun: when it left, put off by pauses that do
-    not count (see agreed()); None once it has arrived and its time is known."""
+    """One fragment on its way. payload: what this rank sends of it. local: this rank's weights there when it left, to
+    tell what they have gained since. average: averaging.start() of the payload. begun: when it left, moved later by
+    pauses that do not count (see agreed()); None once it has arrived and its time is noted."""
 
     fragment: int
     payload: torch.Tensor
@@ -76,8 +76,8 @@ class DiLoCo:
 
     def _connect(self):
         """The groups that messages and fragments have for themselves: one gloo group carries two things at a time, and
-        a message must not wait for a fragment. What a fast rank sends a slow one takes up LAG steps later and more,
-        which gloo's time-out counts and _wait() does not."""
+        a message must not wait for a fragment. A slow rank takes up what a fast one sends LAG steps later or more; that
+        time counts for gloo's time-out, and not for _wait()'s."""
         seconds = (LAG + 2) * self.dist.timeout
         try:  # Ctrl+C is heard meanwhile
             return within(4 * self.dist.timeout, lambda: (
@@ -226,9 +226,9 @@ class DiLoCo:
                                          self._wait)
 
     def _wait(self, work):
-        """work.wait(), until nothing has been heard of the others for the session's time-out. But not for who has said
-        that it failed and is about to leave; and once this process was asked to stop, not for so long that it might be
-        killed before it has saved anything."""
+        """work.wait(), but raises DistNetworkError when nothing is heard of the others for the session's time-out.
+        Sooner if one has said that it failed, for it is about to leave; and if this process was asked to stop, after
+        _patience(), or it might be killed before it has saved anything."""
         asked = last = time.monotonic()
         patience, heard = self._patience(), 0
         while not work.is_completed():
@@ -248,8 +248,8 @@ class DiLoCo:
         work.wait()
 
     def _patience(self):
-        """Seconds for which ranks that are well may not be heard of: the session's time-out while nobody knows what a
-        step takes, or a fragment, where one is under way."""
+        """Seconds for which ranks that are well may be silent, as far as steps and fragments have been timed; the
+        session's time-out before the first step or, where one is under way, the first fragment has been."""
         if not self.step_s or (self.flight and not self.flight_s):
             return self.dist.timeout
         return max(PATIENCE_S, 2 * max(self.step_s), 2 * max(self.flight_s, default=0.0))

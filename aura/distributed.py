@@ -522,8 +522,8 @@ def _join(place, dist, args):
 
 
 def _compared(args):
-    """{name: value} of the arguments in which processes may not differ. Of --resume it is whether to begin anew: which
-    checkpoint is meant rank 0 says."""
+    """{name: value} of the arguments in which processes may not differ; of --resume only whether it is none, since
+    rank 0 decides which checkpoint is meant."""
     compared = {name: getattr(args, name) for name in SAME_EVERYWHERE if hasattr(args, name)}
     if hasattr(args, "resume"):
         compared["resume"] = "none" if args.resume == "none" else "distinto de none"
@@ -570,7 +570,8 @@ def _warn_of_other_code(dist, peers):
 
 
 def _settle(dist, place, peers):
-    """The variables, the interface and the device of this process, and what it can see of rank 0's."""
+    """Set the environment variables, the network interface and the device of this process, and watch rank 0's where it
+    is on this machine."""
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
     name = placement.interface_towards(place, peers)
     if name:

@@ -45,7 +45,7 @@ def atomic_write(path, mode="wb"):
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        # Of a file name that is no UTF-8 JSON gets the escapes by which Python knows its bytes again.
+        # A file name that is not UTF-8 goes into JSON as escapes, from which Python gets its bytes back.
         text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
         with open(partial, mode, **text) as file:
             yield file
@@ -215,9 +215,9 @@ def path_called(name, named, otherwise="guarde su contenido en un fichero e ind√
     """The path `name`, its ~ expanded, whether or not there is such a file. named: how the error message calls it.
     otherwise: Spanish for what to do about a device or a pipe.
 
-    Raises UserError where the system does not let one find out, what Path.exists() and its kin pass over from Python
-    3.14 on, and for a device or a pipe: those can be read once at most, who opens a pipe waits without a word for
-    whoever writes into it, and what is renamed to one takes its place.
+    Raises UserError where the system refuses to say (Path.exists() and its kin answer False there from Python 3.14 on)
+    and for a device or a pipe: they can be read once at most, opening a pipe waits in silence for somebody to write
+    into it, and a file that is renamed to one replaces it.
     """
     try:
         path = Path(name).expanduser()

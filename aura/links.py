@@ -174,7 +174,7 @@ def _connect(ask, cards, result):
 
 def _measure(ask, cards, wanted, result, deadline):
     """Let the `wanted` pairs (a, b, who dials) measure one another, disjoint ones at once, and note what they say.
-    Returns those of which one direction alone can tell if it loses; a busy machine sent too little in the other."""
+    Returns the pairs of which loss is known in one direction only: in the other, a busy machine sent too little."""
     dialler, half_told = {(a, b): who for a, b, who in wanted}, set()
     for together in rounds(list(cards)):
         pairs = [(a, b, dialler[a, b]) for a, b in together if (a, b) in dialler and a in cards and b in cards]
@@ -208,7 +208,7 @@ def _note(result, a, b, at_a, at_b):
 
 
 def _doubtful(pairs):
-    """The pairs that are slow for what others, or their other direction, do."""
+    """The pairs that are slow in one direction or both, compared with the best direction of all pairs."""
     best = max((_capped(rate) for pair in pairs for rate in (pair.rate_ab, pair.rate_ba)), default=0)
     return {(pair.a, pair.b) for pair in pairs if min(pair.rate_ab, pair.rate_ba) < SLOW_SHARE * best}
 

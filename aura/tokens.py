@@ -336,7 +336,7 @@ class _NumpyReader:
         return None
 
     def _shrunk(self, shard: int) -> bool:
-        """Not by another file that has taken its name since: this one is then as it was."""
+        """Whether the mapped file has become shorter; not if another has its name by now, for then it is as it was."""
         with contextlib.suppress(FileNotFoundError):
             now = os.stat(self._stream.paths[shard])
             return (os.path.samestat(now, self._opened[shard])

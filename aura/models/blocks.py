@@ -14,15 +14,15 @@ def compiled(dynamic=None):
     has it.
 
     As a whole, a model of some ten blocks takes minutes to compile, or torch's compiler gives up (its recursion is as
-    deep as the model). All blocks of a model share one graph, as the block is an argument of what is compiled, but for
-    those whose inputs have another dtype or need no gradient; and a graph that ends where a checkpoint does loses
-    nothing by it."""
+    deep as the model). Here the block is an argument of what is compiled, so that all blocks share one graph, but for
+    those whose inputs have another dtype or need no gradient. Nor is anything lost with gradient checkpointing, which
+    would end the graph at the same place."""
     return torch.compile(as_it_is, dynamic=dynamic)
 
 
 def train(run, again, block, *inputs):
-    """run(block, *inputs), where `again` keeping the inputs alone and computing the rest once more in backward (Chen et
-    al. 2016). Gradients do not change by a bit, dropout included: the random state of the forward is put back."""
+    """run(block, *inputs). again: keep only the inputs for backward, and compute the rest once more there (Chen et al.
+    2016). Gradients do not change by a bit, dropout included: the random state of the forward pass is put back."""
     if again:
         return checkpoint(run, block, *inputs, use_reentrant=False)
     return run(block, *inputs)

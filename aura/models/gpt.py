@@ -107,9 +107,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Each addition is fused with the norm that follows it, so a block leaves its last branch to the next one, and begins
-    with that of the one before, None in the first. What ends it is a product, whose result its backward does not need:
-    computed again, it goes without. selective: the second of the two is computed again in backward.
+    Each addition is fused with the norm that follows it, so a block returns its last branch for the next one to add,
+    and takes that of the one before, None in the first. It ends with a product, then, whose result its own backward
+    does not need: a block that is computed again leaves it out. selective: the second half is computed again.
     """
 
     def __init__(self, config):
