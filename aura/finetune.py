@@ -80,7 +80,10 @@ def collate(features, numbers, pad_id, device, length=None):
     place = torch.arange(length)
     types = ((place >= context_at[:, None]) & (place < lengths[:, None])).long()
     positions = torch.from_numpy(np.stack([features.start[numbers], features.end[numbers]], 1).astype(np.int64))
-    return tuple(part.to(device) for part in (buckets.padded(rows, length, pad_id), types, lengths, positions))
+    parts = buckets.padded(rows, length, pad_id), types, lengths, positions
+    if device.type == "cuda":  # copied from other memory, each would wait for all that the card has still to do
+        parts = tuple(part.pin_memory() for part in parts)
+    return tuple(part.to(device, non_blocking=True) for part in parts)
 
 
 def make_loader(args, dist, task):

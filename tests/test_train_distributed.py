@@ -8,6 +8,7 @@ import shutil
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -373,3 +374,16 @@ def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alon
     found = finetune.exchange_figures(args, Session(), SimpleNamespace(config=config), model, None, precision, 5.0)
     assert found == {"alone_step_s": left, "exchange_bytes": 4 * (config.parameters() - 5), "exchange_s": 0.5}
     assert timed[0] is model and timed[1].bert.grad_checkpointing, "no more and no less to compute than in training"
+
+
+def test_windows_go_to_a_card_without_a_wait(monkeypatch):
+    """A copy from memory that is not pinned ends when all that the card had to do before it has ended."""
+    pinned, copied = [], []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: pinned.append(id(part)) or part)
+    monkeypatch.setattr(torch.Tensor, "to", lambda part, _, non_blocking=False: copied.append(
+        (id(part), non_blocking)) or part)
+    numbers = np.array([0, 1])
+    windows = SimpleNamespace(ids=np.arange(7), offsets=np.array([0, 3, 7]), lengths=np.array([3, 4]),
+                              context_at=numbers, start=numbers, end=numbers)
+    parts = finetune.collate(windows, numbers, 0, torch.device("cuda"))
+    assert len(parts) == 4 and pinned == list(map(id, parts)) and copied == [(each, True) for each in pinned]
