@@ -23,7 +23,10 @@ class TrainingFault(Exception):
 
 
 class OutOfMemory(TrainingFault):
-    """A step asked for more memory than there is, on the device or the host."""
+    """A step asked for more memory than there is, on the device or the host. asked_to_stop: the signal that had come by
+    then, or 0: who could try again with less is not to begin what was asked to end."""
+
+    asked_to_stop = 0
 
 
 class PeerLost(TrainingFault):

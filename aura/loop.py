@@ -158,7 +158,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     clock.begin(progress.step, policy.max_steps)
     console.outlive()
 
-    with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist):
+    with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist, request):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
             with clock.phase("evaluate"), run.as_delivered():
@@ -356,7 +356,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     progress.lr_scale *= 0.5
     came_from = "allí vuelven los pesos acordados"
     if not sync.weights:
-        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None)
+        came_from = _restore_weights(run, policy, checkpointer, dist, reinitialise, fault)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"por {progress.lr_scale:g}")
     return None
@@ -380,15 +380,19 @@ def _finite(run):
         return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(run.module.parameters()))))
 
 
-def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
+def _restore_weights(run, policy, checkpointer, dist, reinitialise, fault):
     """Go back to the weights of the last checkpoint or, where there is none, to fresh ones; returns which in Spanish.
-    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None."""
+    Instead of fresh ones the weights stay where they are finite and fewer steps are left than were taken to train
+    them; raises `fault` where no step is left."""
     state = checkpointer.reload(sharding.own_part(run.module, run.optimizer))
+    left = policy.max_steps - run.progress.step
     if state is not None:
         run.load_weights(state)
         came_from = f"se restauran los pesos de {checkpointer.last}"
-    elif at_the_end:
-        raise at_the_end
+    elif not left:
+        raise fault
+    elif left < run.progress.step and _finite(run):
+        return "no hay punto de control, ni pasos para aprender otra vez lo aprendido: los pesos se quedan como están"
     else:
         reinitialise()
         run.optimizer.state.clear()
@@ -399,7 +403,7 @@ def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
 
 
 @contextlib.contextmanager
-def _checkpoint_named(run, policy, checkpointer, dist):
+def _checkpoint_named(run, policy, checkpointer, dist, request):
     """A block whose faults all end by naming the checkpoint to go on from. When a rank is lost, those whose sync agrees
     only every so many steps first save what they last agreed on."""
     try:
@@ -418,6 +422,7 @@ def _checkpoint_named(run, policy, checkpointer, dist):
             fault = OutOfMemory(f"no basta la memoria de {whose}: pruebe con un --batch-size menor y más --grad-accum, "
                                 "que dan el mismo paso, con secuencias más cortas o, si este programa lo tiene, con "
                                 "--grad-checkpointing")
+            fault.asked_to_stop = request.number
             raise _name(fault, checkpointer) from problem
         if not (dist.grouped and is_communication_error(problem)):
             raise

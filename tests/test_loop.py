@@ -277,6 +277,17 @@ def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_w
     assert not list((tmp_path / "a").glob("*.pt"))
 
 
+@pytest.mark.parametrize("step, kept", [(5, False), (6, True)])
+def test_nan_past_the_middle_before_any_checkpoint_keeps_what_has_been_learnt(tmp_path, shards, step, kept):
+    """Of fresh weights nobody wants the model when fewer steps are left than they had."""
+    how = {"max_steps": 10, "checkpoint_freq": 0, "ema": 0.5}
+    run = Run(folder(tmp_path, "a"), shards, spoil={2 * step}, **how).go()
+    skipped = Run(folder(tmp_path, "b"), shards, spoil={2 * step}, nan_policy="skip", **how).go()
+    assert ("se quedan como están" in (tmp_path / "a" / "events.log").read_text()) == kept
+    assert (run.losses()[step] == skipped.losses()[step]) == kept and run.result[0].lr_scale == 0.5
+    assert len(run.average.weights) and all(torch.isfinite(p).all() for p in run.average.weights.values())
+
+
 def test_nan_at_the_end_keeps_what_has_been_learnt_since_the_last_checkpoint(tmp_path, shards):
     restarted, skipped = (Run(folder(tmp_path, policy), shards, spoil={2 * STEPS}, nan_policy=policy).go()
                           for policy in ("restart", "skip"))

@@ -171,11 +171,12 @@ def test_a_stop_in_the_last_evaluation_leaves_it_for_the_next_start(tmp_path):
 
 
 def test_a_nan_before_the_first_checkpoint_begins_again_with_the_first_weights(tmp_path, monkeypatch):
-    """Step 3 after it has the loss that a run which never moved has there."""
+    """Step 3 after it has the loss that a run which never moved has there. A step later it would be too late to begin
+    again."""
     for name, rate, spoiled in (("still", 1e-12, ""), ("nan", 1e-3, "0:2")):
         (tmp_path / name).mkdir()
         monkeypatch.setenv("AURA_INJECT_NAN", spoiled)
-        ((code, output),) = train(tmp_path / name, 1, 1, "ddp", "--lr", rate, "--max-steps", 3, "--checkpoint-freq", 0)
+        ((code, output),) = train(tmp_path / name, 1, 1, "ddp", "--lr", rate, "--max-steps", 4, "--checkpoint-freq", 0)
         assert code == 0 and ("se reinician los pesos" in output) == bool(spoiled)
     assert curve(tmp_path / "nan")[2] == pytest.approx(curve(tmp_path / "still")[2], abs=1e-6)
 
