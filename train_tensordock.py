@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aura import backend, cli, corpus, dataset, distributed, optim, plan, pretrain, recall, report, start, tokenizer
 from aura.checkpoint import Names
-from aura.errors import EXIT_OK, OutOfMemory, TrainingFault, UserError
+from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
 from aura.files import explain, set_aside
 from aura.models import gpt
 from aura.output import DESCRIPTION, written_by
@@ -292,6 +292,9 @@ def run_within_memory(args, dist, data, config):
         except (RuntimeError, MemoryError, OutOfMemory) as problem:
             if not isinstance(problem, OutOfMemory) and not backend.out_of_memory(problem):
                 raise
+            if stopped := getattr(problem, "asked_to_stop", 0):
+                dist.print(f"Detenido por una señal; {problem}. La misma orden lo reanuda.")
+                return EXIT_SIGNAL_BASE + stopped
             used = f"--batch_size {args.batch_size} --gradient_accumulation_steps {args.grad_accum}"
         total = args.batch_size * args.grad_accum
         smaller = [size for size in range(args.batch_size - 1, 0, -1) if total % size == 0]
@@ -303,7 +306,8 @@ def run_within_memory(args, dist, data, config):
             raise TrainingFault(f"la memoria no basta con {used}: use {way_out}, que es el mismo lote efectivo, o "
                                 "--auto_oom para que lo haga esta orden")
         dist.print(f"La memoria no basta con {used}: se sigue con {way_out}, el mismo lote efectivo.")
-        args.batch_size, args.grad_accum = smaller[0], total // smaller[0]
+        recall.replace(args, "batch_size", smaller[0])
+        recall.replace(args, "grad_accum", total // smaller[0])
         backend.release_memory(dist.device)
 
 

@@ -30,8 +30,12 @@ def arguments(args, state, fixed, flag, note):
     """Take from the checkpoint `state` every argument that was not given now. fixed: names that a resumed run cannot
     change. flag(name) -> how the script calls an argument. Raises UserError for a fixed one that was given anew.
 
-    The folders are those of before as well, unless the checkpoint no longer lies where it was written."""
+    The folders are those of before as well, unless the checkpoint no longer lies where it was written. Arguments that
+    the run itself had to replace, kept as asked_NAME, are compared as they were asked for: the same order goes on with
+    what they were replaced by."""
     before = state["arguments"]
+    replaced = {name: value for name, value in before.items() if f"asked_{name}" in before}
+    before = before | {name: before[f"asked_{name}"] for name in replaced}
     given = {name for name in args.given if getattr(args, name) != "auto"}
     asked = {name for name in given if name in before and getattr(args, name) != before[name]}
     old, new = before.get("tokenizer"), args.tokenizer
@@ -53,6 +57,17 @@ def arguments(args, state, fixed, flag, note):
             setattr(args, over, None)
     if "dataset_name" not in given:
         args.dataset_name = before["dataset_name"]
+    if replaced and all(getattr(args, name) == before[name] for name in replaced):
+        note(f"Sigue con {' '.join(f'{flag(name)} {value}' for name, value in replaced.items())}, como hubo que "
+             "seguir antes.")
+        for name, value in replaced.items():
+            replace(args, name, value)
+
+
+def replace(args, name, value):
+    """Give the argument `name` another value than the user's, which stays known as asked_NAME for arguments()."""
+    vars(args).setdefault(f"asked_{name}", getattr(args, name))
+    setattr(args, name, value)
 
 
 def data(args, state, note):

@@ -474,7 +474,7 @@ def test_what_is_missing_is_said(dry_run):
 
 
 SHORT_OF_MEMORY = """
-import gc, sys, torch, weakref
+import gc, os, signal, sys, torch, weakref
 import train_tensordock as script
 from aura import cli
 real, models = script.next_token_loss, weakref.WeakSet()
@@ -483,6 +483,8 @@ def loss(model, batch):
     models.add(model)
     assert len(models) == 1, "the attempt before is in memory still"
     if len(batch) > 1:  # a batch that a smaller device could not hold
+        if "STOP" in os.environ:
+            os.kill(os.getpid(), signal.SIGTERM)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     return real(model, batch)
 script.next_token_loss = loss
@@ -495,6 +497,13 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
     options = ["--dataset_path", book, "--output_dir", "s", *SMALL, "--max_steps", "3"]
     code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
     assert code == 3 and "--batch_size 1 --gradient_accumulation_steps 4" in output.splitlines()[-1]
-    code, output = run([tmp_path / "short.py", *map(str, options), "--auto_oom"], tmp_path)
+    options.append("--auto_oom")
+    code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path, STOP="1")
+    assert code == 143 and output.splitlines()[-1].startswith("Detenido por una señal; no basta la memoria ")
+    code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
     assert code == 0 and "se sigue con --batch_size 1 --gradient_accumulation_steps 4" in output
     assert int(rows(tmp_path / "s")[-1]["tokens"]) == 3 * 4 * 32, "as many sequences a step as before"
+    for steps, sequences, more in ((4, 16, []), (5, 20, []), (6, 28, ["--gradient_accumulation_steps", 4])):
+        code, output = train(tmp_path, *options, "--max_steps", steps, *more)
+        assert code == 0 and int(rows(tmp_path / "s")[-1]["tokens"]) == sequences * 32, output
+        assert ("Sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (not more)
