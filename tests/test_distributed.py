@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as c10d
 
 from aura import backend, distributed, share
@@ -438,6 +439,7 @@ print("iguales:", all(map(torch.equal, gradients(going, 1), gradients(resumed, 1
         assert code == 0 and "iguales: True" in output, output
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="gloo's threads have no name")
 def test_no_thread_of_the_group_outlives_a_run(tmp_path):
     names = """import atexit, pathlib
 def name_threads():
@@ -455,7 +457,7 @@ name_threads()"""
 
 def test_a_model_that_outlives_its_group_is_freed(tmp_path):
     """A thread of gloo's may still need the GIL for what it sent, and who frees the group waits for that thread."""
-    assert run(["-c", """import torch
+    code, output = run(["-c", """import torch
 from torch import distributed as c10d
 from aura.distributed import Session
 
@@ -465,7 +467,9 @@ for _ in range(300):
     model(torch.ones(2, 3)).sum().backward()
     c10d.destroy_process_group()
     del model
-"""], tmp_path, limit=60) == (0, "")
+"""], tmp_path, limit=60)
+    # The gloo of torch 2.10 prints a line for each group.
+    assert code == 0 and all(line.startswith("[Gloo]") for line in output.splitlines()), output
 
 
 def test_a_failure_does_not_wait_for_a_collective_nobody_joins(tmp_path):
