@@ -15,7 +15,7 @@ POOL = 50  # cells sorted together: enough for nearly equal lengths, few enough 
 class Order:
     """In what order an epoch takes `len(lengths)` sequences: a pure function of (seed, epoch, cell).
 
-    lengths: of each sequence. cell: how many neighbours are of about one length, the sequences of a step; 0: the plain
+    lengths: of each sequence. cell: how many neighbours have about one length, the sequences of a step; 0: the plain
     permutation. Sequences beyond the last whole cell come last, chosen by chance and not by their length.
     """
 
@@ -72,7 +72,7 @@ class BucketLoader:
         return {"seed": self.seed, "epoch": self.epoch, "samples": self.samples, "cell": self._order.cell}
 
     def steps_left(self, epochs):
-        """How many global batches there are until so many epochs have ended."""
+        """How many global batches there are until `epochs` epochs have ended."""
         return (epochs - 1 - self.epoch) * self.steps_per_epoch + (self.windows - self.samples) // self._global_batch
 
     @property

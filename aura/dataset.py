@@ -134,7 +134,7 @@ def read(directory):
 
 
 def _require_whole(found):
-    """Raise one of the errors that read() expects where something is missing that is read later."""
+    """Raise one of the errors that read() expects where the meta lacks something that is needed later."""
     meta = found.meta
     texts = [meta["name"], meta["source"]["kind"], found.sha256, *itertools.chain(*found.files())]
     numbers = [meta["prepared_at"], meta["options"]["vocab_size"], found.vocab_size, size_of(meta),
@@ -146,8 +146,8 @@ def _require_whole(found):
 
 
 def prepared(data_dir, note=None):
-    """Every Dataset in `data_dir`. One that cannot be read is told to `note` and left out; without it, since it might
-    be the one that is meant, it raises UserError."""
+    """Every Dataset in `data_dir`. One that cannot be read is left out, and `note` is told; without `note` it raises
+    UserError, since it might be the one that is meant."""
     found = []
     for path in sorted(Path(data_dir).glob("[!.]*/dataset.json")):
         try:
@@ -170,7 +170,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     bytes and options. Uses all cores; memory does not grow with the corpus.
 
     max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation. threads: all
-    cores by default. latest: make it the one prepared last, also where it is there already. accept: is called with the
+    cores by default. latest: make it count as prepared last even where it is there already. accept: is called with the
     Tokenizer before what is there is replaced, and may raise UserError.
     Raises UserError for bad input; the folder of an earlier preparation is then untouched. What it returns has been
     read through; an earlier preparation that is damaged is made anew.
@@ -181,7 +181,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     options = {"vocab_size": vocab_size if tokenizer is None else tokenizer.vocab_size, "max_tokens": max_tokens,
                "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
     final = Path(data_dir) / corpus.name
-    remove_abandoned(data_dir)  # first: who is killed once the new is in place leaves the old, as large, beside it
+    remove_abandoned(data_dir)  # first: a run killed once its new folder was in place left the old, as large, beside it
     existing = _intact(final, options, corpus, note)
     if existing:
         note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
@@ -220,7 +220,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
 
 
 def _intact(final, options, corpus, note):
-    """The Dataset in `final` if it was made from this corpus with these options and is as it was then, or None."""
+    """The Dataset in `final` if it was made from this corpus with these options and is still whole, else None."""
     try:
         existing = read(final)
         if existing is None or existing.meta["options"] != options or not same_text(existing, corpus):
@@ -247,7 +247,7 @@ def same_text(existing, corpus):
 
 
 def _write_back(existing):
-    """Keep what was changed of a Dataset's meta, where one may write."""
+    """Write the changed meta of a Dataset into its folder, where that is permitted."""
     with contextlib.suppress(OSError):
         remove_partials(existing.directory, "dataset.json")
         write_json(existing.directory / "dataset.json", existing.meta)
@@ -273,7 +273,7 @@ def validation_threshold(corpus, fraction):
 
 
 def _sample(corpus):
-    """Documents spread evenly over the corpus where its size is known, the first ones of a stream else."""
+    """Documents spread evenly over the corpus where its size is known; all, from the first on, where it is not."""
     size = corpus.text_bytes() or 0
     keep = min(1.0, tokenizers.SAMPLE_BYTES / size) if size else 1.0
     accumulated = 1.0

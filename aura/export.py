@@ -113,8 +113,8 @@ def check(path, config, weights, tokenizer):
 def write_folder(final, config, weights, tokenizer):
     """Write the folder `final`, whole or not at all; returns the names of its files. Raises UserError.
 
-    A tokenizer of which there is no tokenizer.json is left out: from its SentencePiece model transformers makes one
-    that splits text otherwise.
+    A tokenizer for which there is no tokenizer.json is left out: from its SentencePiece model transformers would make
+    one that splits text otherwise.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -32,10 +32,10 @@ from aura.models import bert
 
 @dataclass(frozen=True)
 class Task:
-    """What a run works on, the same on every rank. module and examples (the validation questions): rank 0's alone, None
-    elsewhere. vocabulary: the bytes of vocab.txt. dataset: its name. sha256: of all windows, which figures that compare
-    have in common; train_sha256, validation_sha256: of each part, as a training goes on with other questions to
-    validate, and its best model so far does not count on them. questions: to train on."""
+    """What a run works on, the same on every rank. module, examples (the validation questions): on rank 0 alone, None
+    elsewhere. vocabulary: the bytes of vocab.txt. dataset: its name. sha256: of all windows, the same wherever figures
+    can be compared; train_sha256, validation_sha256: of each part, since a training may go on with other validation
+    questions, for which its best model so far does not count. questions: how many to train on."""
 
     config: bert.BertConfig
     vocabulary: bytes
@@ -102,18 +102,18 @@ def any_batch(args, dist, task):
 
 
 def make_reporter(args, dist, task, steps, precision):
-    """What tells of this run, in samples; MFU by the FLOPs of a window's own tokens, not of its padding."""
+    """The Reporter of this run, in samples; its MFU counts the FLOPs of a window's own tokens, not of its padding."""
     flops = np.mean([task.config.flops(int(length)) for length in task.train.lengths])
     return report.Reporter(args.log_dir, dist.main, steps, flops, start.group_peak(dist, precision), unit="samples")
 
 
 class Evaluation:
-    """val_loss, EM and F1 of the validation questions, to be called on all ranks, with the StopRequest by which they
-    abandon it if there is one. The best model by val_loss is kept in the folder `best` of --checkpoint-dir. metrics,
+    """Measures val_loss, EM and F1 of the validation questions; to be called on all ranks, with the StopRequest, if
+    any, by which they abandon it. The best model by val_loss is kept in the folder `best` of --checkpoint-dir. metrics,
     answers: of the last call, empty where that was abandoned; the answers on rank 0 alone.
 
-    first: the step that this run goes on from. A best that does not lead there, of another run or of steps that were
-    left, is moved aside. clock: the Clock of the run.
+    first: the step that this run goes on from. A best model that does not lead there, because it is of another run or
+    of later steps, is moved aside. clock: the Clock of the run.
     """
 
     def __init__(self, args, dist, task, module, precision, first, clock):
@@ -131,9 +131,9 @@ class Evaluation:
         try:
             known = json.loads(described.read_text(encoding="utf-8"))
             ours = self.task.validation_sha256
-            same = known.get("validation_sha256", ours) == ours  # else a loss on other questions
+            same = known.get("validation_sha256", ours) == ours  # if not, its loss is one on other questions
             for name in ("val_loss", "exact_match", "f1"):
-                float(known[name])  # or what it lacks would end the run after the training
+                float(known[name])  # a missing one would otherwise end the run after the training
             if first and same and known.get("step", 0) <= first:
                 return known
         except (OSError, ValueError, AttributeError, LookupError, TypeError):
@@ -206,8 +206,8 @@ def save_model(folder, dist, task, module, metrics, answers=None):
 
 
 def exchange_figures(args, dist, task, model, loss_fn, precision, step):
-    """What exchanging costs, as fields of results.Result: steps of `model`, which exchanges, and of one that does not
-    are timed, and the exchange alone. step: seconds of a whole step in training. Raises OutOfMemory on all ranks where
+    """What exchanging costs, as fields of results.Result: times steps of `model`, which exchanges, of one that does
+    not, and the exchange alone. step: seconds of a whole step in training. Raises OutOfMemory on all ranks where
     one has no room for a whole model besides what it trained."""
     def timed(one, **how):
         return scaling.step_seconds(dist, one.train(), loss_fn, make_loader(args, dist, task), args.grad_accum,
@@ -216,7 +216,7 @@ def exchange_figures(args, dist, task, model, loss_fn, precision, step):
     together = timed(model)  # first, in the memory it trained in: a rank that ran out here would leave others waiting
     with scaling.enough_memory(dist):
         plain = bert.QuestionAnswering(task.config).to(dist.device)
-        plain.bert.grad_checkpointing = args.grad_checkpointing  # or what it computes again would pass for exchange
+        plain.bert.grad_checkpointing = args.grad_checkpointing  # or the time to compute again would pass for exchange
     alone = timed(plain.compiled() if args.compile else plain, alone=True)
     del plain
     by_rows = sum(parameter.numel() for parameter in getattr(model, "by_rows", ()))  # next to nothing of these travels
@@ -232,8 +232,8 @@ def strategy(dist, synced):
 
 def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stopped):
     """Leave the figures of this run's steps after `first` in --results-dir; to be called on all ranks. What exchanging
-    costs is measured where a step exchanges whole gradients and the memory is enough, and not of a run that was
-    stopped, which is in a hurry. Returns the path on rank 0."""
+    costs is measured where a step exchanges whole gradients and the memory is enough, but not when the run was
+    stopped: then it is in a hurry. Returns the path on rank 0."""
     run, steps = ready.run, ready.run.progress.step - first
     devices, hosts, memory, local_ranks = map(list, zip(*dist.gather_objects((
         backend.device_name(dist.device), socket.gethostname(), backend.peak_memory(dist.device) / 1e9,
@@ -248,7 +248,7 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stoppe
         try:
             exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, run.precision, step)
             exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
-        except OutOfMemory as problem:  # the model is trained and left
+        except OutOfMemory as problem:  # the model is trained and saved
             dist.print(f"Aviso: lo que cuesta intercambiar no se ha podido medir ({problem}); las demás cifras se "
                        "guardan.")
     if not dist.main:

@@ -71,7 +71,7 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self):
         """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for special tokens. None where tokens do
-        not tell, as WordPiece's, of which none holds the spaces."""
+        not tell, as in WordPiece, where no token holds the spaces."""
         model = self._document["model"]
         if model.get("type") == "WordPiece":
             return None
@@ -101,9 +101,9 @@ class HuggingFaceTokenizer:
 def complete(model, config):
     """The bytes of a tokenizer.json as HuggingFaceTokenizer wants it.
 
-    A padding or end-of-document token that is missing goes to the end, so that no id changes; which ones they are is
-    noted in the post-processor, that adds nothing to a text any more; truncation and padding are switched off.
-    config: what a tokenizer_config.json says (dict, may be empty). Raises ValueError for what is no tokenizer.json.
+    A padding or end-of-document token that is missing goes to the end, so that no id changes; the post-processor
+    names both, and no longer adds anything to a text; truncation and padding are switched off.
+    config: what a tokenizer_config.json says (dict, may be empty). Raises ValueError where it is no tokenizer.json.
     """
     document = json.loads(model)
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
@@ -187,7 +187,7 @@ def _types(part):
 def from_sentencepiece(proto, verbatim, note=print):
     """A tokenizer.json (dict) that encodes and decodes as tokenizer.Tokenizer does with the same model.
 
-    verbatim: the model keeps every character, and a real U+2581 travels as its bytes: pieces then hold a plain space.
+    verbatim: the model keeps every character and encodes a real U+2581 as its bytes; pieces then hold a plain space.
     What the format cannot express exactly is told to `note`; where it would be plainly wrong the result is None.
     One difference remains for ids that spell no valid UTF-8, which no text encodes to: `tokenizers` gives one U+FFFD
     for each byte of such a run, we give one for each bad sequence in it.
@@ -252,7 +252,7 @@ def _obstacle(proto):
 def _bpe(proto, ids, by_type, note):
     """The BPE model; without merges it is SentencePiece's CHAR.
 
-    SentencePiece ranks what a merge gives, so every way to cut a piece in two gets the place of its score.
+    SentencePiece ranks a merge by the piece it makes, so every way to cut a piece in two takes the rank of its score.
     """
     pieces, merges = set(by_type[NORMAL]), []
     if proto.trainer_spec.model_type == BPE:

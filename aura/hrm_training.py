@@ -101,7 +101,7 @@ def complete(args, presets):
 
 
 def load_data(args, dist, config):
-    """The prepared Dataset or, with --stream, what reads the text as the model trains."""
+    """The prepared Dataset or, with --stream, the stream.Streamed that is read as the model trains."""
     # Rank 0 decides for all: the text may lie on its machine alone, and its path pass for a name on the Hub elsewhere.
     kind = dist.run_on_main(lambda: _kind_to_stream(args))
     args.stream = kind is not None
@@ -186,7 +186,7 @@ def make_loss(eos_id, document_attention):
 
 def document_bounds(tokens, eos_id):
     """int64 [documents + 1]: where documents begin in the flattened tokens [B, T], and the end. One begins with each
-    row and after each eos_id, which belongs to the document it ends. (int32 every attention on a GPU would convert.)"""
+    row and after each eos_id, which belongs to the document it ends. (Every attention on a GPU would convert int32.)"""
     begins = tokens.roll(1, dims=1) == eos_id
     begins[:, 0] = True
     starts = begins.flatten().nonzero().squeeze(1)
@@ -202,7 +202,7 @@ def run(parser, presets):
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)
-            # Too large with any vocabulary: said before the data, which decide on that, take their time.
+            # A model too large with any vocabulary is refused before the data, which decide on that, take their time.
             start.require_memory(args, dataclasses.replace(config, vocab_size=0), dist, pretrain.SMALLER)
         data = load_data(args, dist, config)
         if args.prepare:

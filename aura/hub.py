@@ -1,4 +1,4 @@
-"""What the Hub's client says in English, in many lines and in types that change from version to version."""
+"""Spanish for errors of the Hub's client: their text is English and long, and their types change with its version."""
 
 from aura.errors import one_line
 
@@ -7,7 +7,7 @@ STATUS = {401: "no existe, o pide una cuenta (hf auth login)", 403: "esa cuenta 
 
 
 def quiet():
-    """Let huggingface_hub not tell of each attempt: reason() tells of the last."""
+    """Keep huggingface_hub from telling of each attempt: reason() tells of the last."""
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()

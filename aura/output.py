@@ -32,7 +32,7 @@ def versions():
 
 
 def used(args, dist, precision, optimizer):
-    """What a run was trained with that its arguments leave to be decided, or do not name."""
+    """What a run was trained with where its arguments leave that open, or do not name it."""
     return {"precision": precision.name, "processes": dist.world_size,
             "sequences_per_step": args.batch_size * args.grad_accum * dist.world_size, "versions": versions(),
             **{name: optimizer.defaults[name] for name in ("betas", "eps") if name in optimizer.defaults}}
@@ -48,7 +48,7 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     path, beside = Path(args.output), _beside(args, description)
     vocabulary = path.with_name(tokenizer.file_name) if description else path.with_suffix(f".{tokenizer.file_name}")
     try:
-        other_run(args, description)  # one that has ended since this one began
+        other_run(args, description)  # raises for one that has ended since this one began
     except UserError as problem:
         raise TrainingFault(f"no se pudo guardar el modelo: {problem}, y repita la orden con él, que lo guardará; "
                             f"{named}") from problem
@@ -94,7 +94,7 @@ def other_run(args, description=None):
     """--checkpoint-dir of the run that wrote the model at --output, or None where that is the run of these arguments,
     perhaps moved as a whole, or there is no such model. description: as save_output() takes it.
 
-    Raises UserError where what lies beside a model, by which alone it can be used, is another model's there.
+    Raises UserError where the description there is another model's, which could not be used without it.
     """
     path, beside = Path(args.output), _beside(args, description)
     model, run, way = written_by(beside) or (path.name, args.checkpoint_dir, None)

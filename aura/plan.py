@@ -5,7 +5,7 @@
     plan.hours(job, tokens, plan.device_flops(device, "bf16"))
 
 Sizes below: B batch, T length, C width, H heads, V vocabulary, N = B T rows, L layers; w bytes of a value inside a
-block, 2 under autocast and 4 else. The residual stream, the norms and their outputs are float32 either way.
+block, 2 under autocast and 4 otherwise. The residual stream, the norms and their outputs are float32 either way.
 """
 
 import functools
@@ -20,14 +20,15 @@ from aura import backend, ops, optim, report
 from aura.models import gpt
 from aura.products import WEIGHT_ROWS
 
-# The share of its peak FLOP/s that a device really carries out, what it computes twice included. An assumption, a
+# The share of its peak FLOP/s that a device really carries out, counting what it computes twice. An assumption, a
 # little below the 0.44 to 0.52 of tuned runs on A100s (Narayanan et al. 2021, table 1, which counts alike).
 UTILISATION = 0.4
 CHUNK_BYTES = 128 * 2**20  # of aura/fused/loss.py, which can only be imported where the kernels are built
 SHORTEST = 128  # tokens of context below which alternatives() does not go
-LARGEST_BATCH = 65_536  # above which it does not look either
-# Stated, not derived: CUDA's context with the libraries' kernels and cuBLAS's workspace, on a CPU the interpreter with
-# torch; and the share of all the rest that torch's caching allocator, on a CPU the C library's, may lose to fragments.
+LARGEST_BATCH = 65_536  # the batch size above which it does not look either
+# Assumed, not derived. CONTEXT: on a GPU, CUDA's context with the libraries' kernels and cuBLAS's workspace; on a CPU,
+# the interpreter with torch. FRAGMENTS: the share of all the rest that the allocator (torch's caching one, on a CPU the
+# C library's) may lose to fragmentation.
 CONTEXT = {"cuda": 1.0e9, "cpu": 0.4e9}
 FRAGMENTS = {"cuda": 0.04, "cpu": 0.15}
 
@@ -47,8 +48,8 @@ PHASES = {"forward": "al final de la pasada hacia delante", "loss": "al calcular
 class Job:
     """One training run on one device, as far as memory and time depend on it.
 
-    config.seq_len is the length of the sequences. fused: our kernels carry out the operations (ops.use); they matter to
-    the loss, and where there is dropout.
+    config.seq_len is the length of the sequences. fused: whether our kernels carry out the operations (ops.use), which
+    matters to the loss, and where there is dropout.
     """
 
     config: gpt.GPTConfig
@@ -60,11 +61,11 @@ class Job:
     device_type: str = "cuda"
     fused: bool = False
     ema: bool = False  # an average of the weights is kept
-    saves: bool = False  # checkpoints are written behind, from a copy that host memory keeps: a CPU's own
+    saves: bool = False  # checkpoints are written in the background, from a copy in host memory: on a CPU its own
 
     @property
     def selective(self):
-        """Whether of a block one half is computed again."""
+        """Whether only one half of each block is computed again."""
         return self.grad_checkpointing == "selective"
 
     @property
@@ -73,7 +74,7 @@ class Job:
         return self.batch_size * self.grad_accum * self.config.seq_len
 
     def steps_per_epoch(self, tokens):
-        """Steps in which a tokens.TokenLoader delivers so many tokens once."""
+        """Steps in which a tokens.TokenLoader delivers `tokens` tokens once."""
         return max(0, tokens - 1) // self.config.seq_len // (self.batch_size * self.grad_accum)
 
 
@@ -104,8 +105,8 @@ def optimizer_bytes(name, shapes):
 
 @functools.cache
 def _emulates_bfloat16():
-    """Whether this CPU has AVX-512 but no products of bfloat16: there oneDNN makes them in a float32 memory, which
-    torch allocates, of the result's size."""
+    """Whether this CPU has AVX-512 but no products of bfloat16: there oneDNN makes them in a float32 buffer of
+    the result's size, which torch allocates."""
     cpu = torch.cpu
     return cpu._is_avx512_supported() and not (cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
@@ -123,7 +124,7 @@ def _loss_bytes(job, rows, width, low):
     (ops.linear_cross_entropy): forward holds float32 logits and their log-softmax; backward the log-softmax with two
     gradients of its size, or, if that is more, the gradients of the product: of the logits, of hidden and of the
     weight, this one in both precisions under autocast, where the head's own 16-bit copy lives as long as the graph. On
-    a GPU in chunks of ops.loss_rows, and then beside the sum of the chunks' gradients of the weight.
+    a GPU both go in chunks of ops.loss_rows rows; beside them is then the sum of the chunks' gradients of the weight.
     """
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
@@ -151,11 +152,12 @@ class _Sizes:
     q, k, v (3 w) and the output of attention (w), which is also what its projection keeps; the residual after attention
     (4), its norm (w), the MLP's projection (4 w) and its GELU (4 w), the residual after the MLP (4): 14 w + 8. Beside
     them mean and rstd of two norms and the log-sum-exp of attention in float32: 16 N + 4 N H. torch's operators and
-    ours keep the same, but for dropout: ours keep seeds, torch's a mask for each (of w on the CPU, of 1 on CUDA), and
-    on the CPU torch then writes attention out: three float32 of B H T T, and q, k and v copied as float32.
+    ours keep the same, except for dropout: ours keep seeds, torch's a mask each (w bytes a value on the CPU, 1 on
+    CUDA), and on the CPU torch then materialises attention: three float32 tensors of B H T T, and float32 copies of q,
+    k and v.
     With full checkpointing a block keeps its two inputs, the branch to be added (w; the first has none) and the
-    residual (4), and in its backward all of the above comes back. With the selective one it keeps what attention does
-    and that branch and residual: 6 w + 4; the rest comes back.
+    residual (4), and its backward computes all of the above again. With selective checkpointing it keeps that branch
+    and residual and what attention keeps, 6 w + 4, and computes the rest again.
     """
 
     def __init__(self, job):
@@ -189,7 +191,7 @@ class _Sizes:
             self.kept, self.again = block, 0
             self.inside = self.stream + self.branch + self.widened
         self.block_copies = 24 * self.square if self.mixed else 0
-        # Of those, what the graph keeps for a block's backward; what is computed again makes its own.
+        # Those of them that the graph keeps for a block's backward; what is computed again makes its own.
         self.held_copies = 0 if self.full else self.block_copies // (3 if self.selective else 1)
         # On a GPU products are added to float32 gradients as they are made, and copies live as long as the step
         # (products.py).
@@ -209,8 +211,8 @@ class _Sizes:
 
 
 def _block_backward(job, sizes, blocks, before, made):
-    """Bytes by part in the MLP's backward of the last of `blocks` blocks left. before: gradients of the micro-batches
-    before, made: else those that later blocks have."""
+    """Bytes by part while backward is in the MLP of the last of the `blocks` blocks that are left. before: of the
+    gradients that earlier micro-batches left, 0 in the first; made: in the first, of those of later blocks."""
     branch, stream, square, mixed = sizes.branch, sizes.stream, sizes.square, sizes.mixed
     # The gradient of a matrix of the MLP, 4 C C values: made in w, then beside its float32.
     product, widest = sizes.low * 4 * square, (24 if mixed else 16) * square
@@ -238,9 +240,10 @@ def phases(job):
     """Bytes by part in each phase of a step once the optimiser's state, and the copy for checkpoints, exist:
     {phase: {part: bytes}}.
 
-    Gradients are set to None after each step: the first micro-batch makes them one by one in backward, so that the
-    activations shrink as they grow; later ones find them all. The head is tied: its gradient waits for the embedding's,
-    and at the end of backward both exist, with their sum where the head's is a transposed view (torch's, float32).
+    Gradients are set to None after each step: the first micro-batch makes them one by one in backward, so that they
+    grow while the activations shrink; later ones find them all. The head is tied: its gradient waits for the
+    embedding's, and at the end of backward both exist, with their sum where the head's is a transposed view (torch's,
+    float32).
     autocast keeps a 16-bit copy of each matrix until forward ends, and the graph those of the blocks whose backward is
     to come; what is computed again makes its own. On a GPU they are kept for the whole step.
 
@@ -334,7 +337,7 @@ def _settings(job, presets):
     for other, config_flags in configs:
         for optimizer in lighter:
             for checkpointing, size in runs:
-                flags, is_preset = config_flags, "--model_preset" in config_flags  # whose own recipe would be another
+                flags, is_preset = config_flags, "--model_preset" in config_flags  # a preset has a recipe of its own
                 flags += f" --optimizer {optimizer}" if optimizer != job.optimizer else ""
                 if checkpointing and (is_preset or checkpointing != job.grad_checkpointing):
                     flags += f" --gradient_checkpointing {checkpointing}"
@@ -362,7 +365,7 @@ def alternatives(job, available, presets=()):
 
 def hardware_flops_per_token(job):
     """FLOPs a device carries out per token: the model's (config.flops_per_token) and, with checkpointing, what is
-    computed again: the MLP's first product, and if it is full the attention before it as well. Only the model's count
+    computed again: the MLP's first product and, if it is full, the attention before it as well. Only the model's count
     towards MFU (Chowdhery et al. 2022, appendix B)."""
     config = job.config
     model = config.flops_per_token()
@@ -406,7 +409,7 @@ def fitting_steps(job, target_hours, peak_flops):
 
 def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, by_steps=False):
     """One Spanish line: whether `steps` steps meet target_hours, and if not how many epochs, or else steps, would.
-    by_steps: --max_steps was given, over which --epochs has no say."""
+    by_steps: whether --max_steps was given, which overrides --epochs."""
     needed = hours(job, steps * job.tokens_per_step, peak_flops)
     most = fitting_steps(job, target_hours, peak_flops)
     if steps <= most:
@@ -424,7 +427,7 @@ def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, by_steps=Fals
 
 
 def _computing_less(job, card, tokens):
-    """One Spanish line: what the job would take if it computed nothing twice, or less where that does not fit."""
+    """One Spanish line: memory and time of the job if it computed nothing twice or, where that does not fit, less."""
     lighter = [(replace(job, grad_checkpointing=False), "--no_gradient_checkpointing")]
     if not job.selective:
         lighter.append((replace(job, grad_checkpointing="selective"), "--gradient_checkpointing selective"))

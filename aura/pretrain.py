@@ -27,13 +27,13 @@ from aura.checkpoint import collect
 from aura.errors import EXIT_OK, UserError
 from aura.signals import orderly_stop
 
-STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text is kept in memory, where no limit is given
+STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text stays in memory, where --eval-windows gives no limit
 SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
 
 
 def load_data(args, dist, config):
-    """The prepared Dataset named by the arguments, made first where it is missing, on every machine. config: of the
-    model, whose vocabulary the data decide."""
+    """The Dataset named by the arguments, on every machine; it is prepared first where it is missing. config: the
+    model's; its vocabulary size is decided by the data."""
     return share.share_out(dist, dist.made_on_main(lambda: _find_or_prepare(args, dist, config)), args.data_dir)
 
 
@@ -71,7 +71,7 @@ def _find_or_prepare(args, dist, config):
 
 
 def require_pieces(args):
-    """Raise UserError where --vocab-size was given and is not that of --tokenizer, which alone would decide."""
+    """Raise UserError where --vocab-size was given and is not the size of --tokenizer, which alone decides."""
     if args.tokenizer and "vocab_size" in args.given:
         size = tokenizers.load(args.tokenizer).vocab_size
         if size != args.vocab_size:
@@ -102,7 +102,7 @@ def make_loaders(args, dist, data):
 
 
 def _say_shares(args, dist, what):
-    """Tell what makes a step, and `what` each process reads of it."""
+    """Print what makes up a step. what: Spanish for what each process reads of it."""
     batch = args.batch_size * args.grad_accum * dist.world_size
     dist.print(f"Reparto de los datos: {dist.world_size} proceso{'s' * (dist.world_size > 1)} x lote {args.batch_size} "
                f"x acumulación {args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada "
@@ -128,11 +128,11 @@ def _stream_loaders(args, dist, data):
 
 
 def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
-    """A function, of the StopRequest by which it is abandoned, that measures val_loss (nats per token) and
-    bits_per_byte over all ranks; None without validation.
+    """A function that measures val_loss (nats per token) and bits_per_byte over all ranks, and takes the StopRequest
+    by which it is abandoned; None without validation.
 
     Bits per byte = total nats / ln 2 / UTF-8 bytes of the predicted tokens: comparable between tokenizers. Left out
-    where the tokenizer does not know those.
+    where the tokenizer does not know those bytes.
     """
     if validation is None:
         return None
@@ -205,7 +205,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
                    f"{ops.describe(dist.device)}.")
         start.say_if_complete(dist, run.progress, steps)
         reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
-        with orderly_stop():  # also while the model is handed over: what is done is done
+        with orderly_stop():  # also while the model is handed over, which no signal cuts short
             try:
                 progress, stopped = loop.train(
                     ready.model, start.injected(loss_fn, dist), loader, optimizer, ready.at_step(schedule),

@@ -19,7 +19,7 @@ from aura.models import in_range
 from aura.models.bert import BertConfig
 
 WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.json", "vocab.txt"
-# The state of a name on the Hub that is known to hold what we expect; others are taken as they are today.
+# The revision of a name on the Hub that is known to hold what we expect; of others the newest is taken.
 REVISIONS = {"bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
              "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594"}
 FIELDS = {"vocab_size": "vocab_size", "max_position_embeddings": "seq_len", "num_hidden_layers": "n_layer",
@@ -84,7 +84,7 @@ def read_config(folder):
     weights than its file can hold: nothing else would keep a module of any size from being made."""
     path = Path(folder, CONFIG)
     try:
-        given = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows' Notepad puts a mark
+        given = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows' Notepad writes a byte order mark
     except (OSError, ValueError, RecursionError) as problem:
         why = explain(problem) if isinstance(problem, OSError) else "no es JSON válido"
         raise UserError(f"--model: no se puede leer {str(path)!r} ({why}): la carpeta debe tener {CONFIG}, "
@@ -130,7 +130,7 @@ def published_names(config):
 
 def read_tensors(path):
     """The tensors of a safetensors file under today's names: with the prefix `bert.`, weight and bias for gamma and
-    beta. Raises UserError when the file is missing, cut short or no such file."""
+    beta. Raises UserError when the file is missing, cut short or not safetensors."""
     try:
         tensors = load_file(path)
     except FileNotFoundError as problem:

@@ -10,7 +10,7 @@ from aura.errors import UserError
 def recorded(args, note=print):
     """The checkpoint that a run with these arguments goes on from, its tensors still on the disk, or None.
 
-    --resume is left naming it, so that what is loaded later is the same.
+    args.resume then names it, so that the same one is loaded later.
     """
     if args.resume == "none":
         return None

@@ -36,7 +36,7 @@ def peak_flops(device_name, dtype):
 
 
 def cards_like(text):
-    """Names of the known cards that `text` may mean, as 'A100' does; none where it is such a name itself."""
+    """Names of the known cards that `text` may mean, as 'A100' does; [] where it is itself the full name of one."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return [] if text in PEAK_FLOPS else [name for name in PEAK_FLOPS if all(word in name.lower() for word in words)]
 
@@ -46,7 +46,7 @@ class Reporter:
 
     steps: length of the run. flops_per_token and peak: for MFU, None where unknown. name: the table's. target_hours:
     how long the whole training may take, resumes included; each line says whether it will. ideal: tokens/s of as many
-    processes that never wait for each other; unexchanged: of these without exchanging gradients; None if not measured.
+    processes that never wait for each other; unexchanged: of these if they exchanged no gradients; None: not measured.
     unit: what loop.train counts, tokens or samples; then every rate here is one of samples.
     """
 
@@ -62,10 +62,10 @@ class Reporter:
         self.lost = False  # the log could not be written
 
     def start(self, step, last=None, *, again=False):
-        """Begin at `step`: 0 sets old logs aside, a later one drops the rows the checkpoint does not know. last: what
-        log() gave for the last row it does know, None where it does not say; a table that lacks it is another run's,
-        and set aside as well. again: the row of `step` will be logged once more. Raises UserError when --log-dir cannot
-        be written."""
+        """Begin at `step`: 0 sets old logs aside, a later one drops the rows after the checkpoint's step. last: what
+        log() returned for the last row before the checkpoint, None where that does not say; a table without this row is
+        another run's, and is set aside as well. again: the row of `step` will be logged once more. Raises UserError
+        when --log-dir cannot be written."""
         if not self.main:
             return
         try:
@@ -96,7 +96,7 @@ class Reporter:
             rows = []
         for name in (self.table.name, CURVE):
             remove_partials(self.log_dir, name)
-        self.again = step if again else None  # its row stays until the new one takes its place: by it we know the table
+        self.again = step if again else None  # its row stays until the new one replaces it: the table is known by it
         self._write_table(row for row in rows if int(row["step"]) <= step)
 
     def _write_table(self, rows):
@@ -149,14 +149,14 @@ class Reporter:
         return [row["step"], row.get("loss", "")] if written else None
 
     def keep(self):
-        """Let the table's rows reach the disk, before a checkpoint does: one without its row would be another run's
-        after a power cut."""
+        """Flush the table's rows to disk before a checkpoint is written: after a power cut, a table without the row
+        that the checkpoint remembers would pass for another run's."""
         if self.main:
             self._write(lambda: sync_to_disk(self.table))
 
     def _write(self, work):
-        """Call work(), which writes to the log, and say whether it could. A log that is lost, in which a row may be
-        half by now, ends no training: that is said once, and nothing more is written."""
+        """Call work(), which writes to the log; returns whether the log is whole. A log that cannot be written does not
+        end the training: that is said once, and nothing more is written after a row that may be incomplete."""
         if not self.lost:
             try:
                 work()
@@ -201,7 +201,7 @@ class Reporter:
             self._write(lambda: self.board.add_text("muestra", text, step))
 
     def event(self, step, text):
-        """Something out of the ordinary: console and events.log."""
+        """Tell of something out of the ordinary, on the console and in events.log."""
         if self.main:
             self.say(f"AVISO, paso {step}: {text}")
 
@@ -222,19 +222,19 @@ class Reporter:
             draw_curve(read_table(self.table), self.log_dir / CURVE, self.unit)
         except OSError as problem:  # a full disk must not hide how the run itself ended
             self.say(f"Aviso: no se pudo guardar la curva de pérdida ({explain(problem)}).")
-        except Exception as problem:  # nor a picture cost the model, whatever is wrong with a table or a library
+        except Exception as problem:  # and a picture must not cost the model, whatever is wrong
             self.say(f"Aviso: no se pudo dibujar la curva de pérdida ({type(problem).__name__}: {problem}).")
 
 
 def _without_tensorboard(args, hook=threading.excepthook):
-    """threading.excepthook, but for a disk that fails TensorBoard's thread: our own call gets that as well."""
+    """threading.excepthook, but silent about a disk that fails TensorBoard's thread: our own call raises that too."""
     if not (type(args.thread).__module__.startswith("tensorboard") and isinstance(args.exc_value, OSError)):
         hook(args)
 
 
 def read_table(path):
-    """The rows of a train.csv as dicts of str, without one that a killed run left half; [] when there is no file, or
-    a spreadsheet has made something else of it."""
+    """The rows of a train.csv as dicts of str, without one that a killed run left incomplete; [] when there is no
+    file, or a spreadsheet has turned it into something else."""
     if not Path(path).exists():
         return []
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
@@ -244,8 +244,8 @@ def read_table(path):
 
 def new_figure(rows=1, columns=1, *, figsize, layout=None, **axes):
     """(a matplotlib Figure, its axes as Figure.subplots gives them) that needs no screen."""
-    os.environ["MPLBACKEND"] = "Agg"  # a notebook names one of its own, which this Python may lack
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells in English of a home that may not be written
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook sets a backend of its own, which this Python may lack
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns in English of a home that it cannot write to
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=figsize, layout=layout)

@@ -13,14 +13,14 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
     if temperature == 0:
         return int(logits.argmax())
     logits = logits.double().cpu()
-    logits = ((logits - logits.max()) / temperature).float()  # by however little: the likeliest stays at 0
+    logits = ((logits - logits.max()) / temperature).float()  # however small that is, the likeliest stays at 0
     if top_k:
         logits[logits < logits.topk(min(top_k, len(logits))).values[-1]] = -torch.inf
     probabilities = logits.softmax(-1)
     if top_p < 1:
         ordered, order = probabilities.sort(descending=True)
         beyond = ordered.cumsum(-1) - ordered >= top_p
-        beyond[0] = False  # of a top_p that float32 takes for 0 too
+        beyond[0] = False  # even with a top_p that float32 takes for 0
         ordered[beyond] = 0
         probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered)
     return int(torch.multinomial(probabilities, 1, generator=generator))
@@ -30,8 +30,9 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
 def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
     """Continue the token ids `prompt` (list of int) by at most `length` tokens; stops before eos_id.
 
-    choice: temperature, top_k, top_p of `choose`. Of a prompt longer than the context its end is seen. When the context
-    is full the older half is forgotten. The model is left in the mode it was in. Returns the new ids (list of int).
+    choice: temperature, top_k, top_p of `choose`. Of a prompt longer than the context only the end is seen. When
+    the context is full, its older half is forgotten. The model is left in the mode it was in. Returns the new ids
+    (list of int).
     """
     training = model.training
     model.eval()

@@ -86,9 +86,9 @@ def open_data(name):
     """(training examples, validation examples or None, Problems) of what is called `name`.
 
     name: a file, a folder with train*.json and dev*.json (or val*.json), 'muestra' for the built-in sample, 'squad' or
-    owner/name[:configuration] on the Hub. Where there is validation, training examples without an answer that can be
-    found are left out, as `split` does otherwise. Raises UserError for what cannot be read and where no question is
-    left.
+    owner/name[:configuration] on the Hub. Where there are validation examples, training examples whose answer cannot
+    be found are left out; otherwise split() does that. Raises UserError for what cannot be read, and where no question
+    is left.
     """
     named = f"--dataset {name!r}"
     path, on_hub = find(name, named)
@@ -132,8 +132,8 @@ def split(examples, validation, seed=0, problems=None):
     """(training examples, validation examples): about `validation` questions are set aside, at most a fifth of all.
 
     The questions about one context stay together, which are set aside depends on `seed` alone, and the order remains.
-    Training examples without an answer that can be found are left out. Raises UserError when one part would be empty,
-    and tells there the Problems by which others were left out.
+    Training examples without an answer that can be found are left out. Raises UserError when one part would be empty;
+    its message tells the Problems for which other questions were left out.
     """
     sizes = Counter(example.context for example in examples)
     contexts = sorted(sizes)
@@ -170,7 +170,7 @@ def _trainable(examples, source="los datos"):
 
 
 def _only(folder, *patterns):
-    """The one file of `folder` with such a name, None where there is none."""
+    """The file of `folder` with such a name, None where there is none; raises UserError where there are several."""
     found = sorted(file for file in folder.iterdir()  # glob would pass over a folder that may not be read
                    if any(map(file.match, patterns)) and file.is_file())
     if len(found) > 1:
@@ -304,8 +304,8 @@ class Features:
     ids: int32 [tokens], window i is ids[offsets[i]:offsets[i + 1]]. offsets: int64 [windows + 1]. Then int32 [windows]:
     example: number of its example, never falling. context_at: position of its first context token; the token type is 0
     before it and 1 from there on. start, end: positions of the answer's first and last token, both 0, [CLS], where the
-    answer is not whole inside. max_from, max_to: the positions from, and before, which this window is the one that
-    shows most context around a token.
+    answer is not whole inside. [max_from, max_to): the positions of the tokens around which this window shows more
+    context than any other.
     first_token: int64 [windows], number of its first context token in char_starts and char_ends: int32 [tokens of all
     distinct contexts], offsets of each into its context.
     """
@@ -382,11 +382,12 @@ def _answer_tokens(place, starts, ends):
 
 
 def _maximum_contexts(firsts, size, tokens):
-    """For each window [from, to), counted from its first token, of what no other shows with more context around.
+    """For each window the [from, to), counted from its first token, of the tokens that no other window shows with more
+    context around them.
 
     The context of a token is the smaller one of its two sides, plus a hundredth of the window's length, so that of two
-    equal ones the longer window counts, or else the earlier. What is a window's own is in one piece: two windows'
-    difference never rises from left to right.
+    equal ones the longer window counts, or else the earlier. A window's own tokens are in one piece,
+    since the difference between two windows' scores never rises from left to right.
     """
     if len(firsts) == 1:
         return [(0, tokens)]

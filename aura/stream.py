@@ -38,7 +38,7 @@ HELD_OUT_DOCUMENTS = 50_000  # read at most to find the validation windows: abou
 
 @dataclass(frozen=True)
 class Streamed:
-    """What stands for a prepared Dataset where the text is tokenised as the model trains. val_fraction: share of the
+    """Stands in for a prepared Dataset where the text is tokenised while the model trains. val_fraction: share of the
     documents kept for validation."""
 
     corpus: Corpus
@@ -47,7 +47,7 @@ class Streamed:
 
     @property
     def meta(self):
-        """As much of a dataset.json as there can be."""
+        """As much of a dataset.json as a stream can have."""
         return {"name": self.corpus.name}
 
     @property
@@ -57,7 +57,7 @@ class Streamed:
 
     @property
     def sha256(self):
-        """What tells the source and its tokenizer from others; of the text itself nothing is read for it."""
+        """A hash that identifies the source and its tokenizer; nothing of the text itself is read for it."""
         return hashlib.sha256(f"{self.corpus.fingerprint()} {self.tokenizer.sha256}".encode()).hexdigest()
 
     def load_tokenizer(self):
@@ -132,8 +132,8 @@ class StreamLoader:
     """Micro-batches of one rank, for ever: a rank whose documents end begins its next epoch by itself.
 
     So `epoch` may differ between ranks, and `epoch_ended` is never true: no step ends an epoch for all. `epoch` and
-    `samples` (windows of it that this rank has delivered) are the position after the last complete global batch. How
-    many `windows` and `steps_per_epoch` there are nobody knows: math.inf and None.
+    `samples` (windows of it that this rank has delivered) are the position after the last complete global batch. The
+    numbers of `windows` and `steps_per_epoch` are unknown: math.inf and None.
     """
 
     windows = math.inf
@@ -159,7 +159,7 @@ class StreamLoader:
         self._agree()
 
     def _start(self, positions: list[tuple[_Place, int]]) -> None:
-        """Begin to read at the (place, windows delivered since) of this rank, of those of all ranks."""
+        """Begin to read at this rank's (place, windows delivered since). positions: those of all ranks."""
         self._known = [_plain(*position) for position in positions]
         place, delivered = positions[self._dist.rank]
         self._place, self._block, self._at, self._micro = place, None, delivered, 0
@@ -197,7 +197,7 @@ class StreamLoader:
 
     def _load_block(self) -> None:
         place, windows = self._reader.take()
-        # A copy from pinned memory does not hold the CPU up; torch gives the memory out again only when it is over.
+        # A copy from pinned memory does not block the CPU, and torch reuses that memory only when the copy is over.
         windows = windows.pin_memory() if self._device.type == "cuda" else windows
         self._at = self._at if self._block is None else 0
         self._place, self._block = place, windows
@@ -209,7 +209,7 @@ class StreamLoader:
 
     def state_dict(self) -> dict:
         """The positions of all ranks, which call this together at the same step; plain values only. A rank
-        that is left alone gives for the others the positions they last told."""
+        that is left alone gives, for the others, the positions that they last told."""
         told = self._dist.gather_objects(_plain(*self._done))
         self._known = [position or before for position, before in zip(told, self._known, strict=True)]
         share = self._share
@@ -245,7 +245,7 @@ class StreamLoader:
         self._start(list(zip(places, delivered, strict=True)))
 
     def _meeting_point(self, places: list[_Place], delivered: list[int]) -> _Place:
-        """Where another number of ranks goes on: at the first document that not all of the earlier ones had passed."""
+        """Where another number of ranks goes on: the first document that not all of the earlier ranks had passed."""
         epoch = min(place.epoch for place in places)
         change = f"Aviso: antes eran {len(places)} procesos y ahora son {self._dist.world_size}"
         if self._share.corpus.source["kind"] == "hub":
@@ -296,7 +296,7 @@ class _Reader:
         return item
 
     def close(self) -> None:
-        """End the thread: at once, but for a piece of text being tokenised or a wait for the network."""
+        """End the thread: at once, unless it is tokenising a batch of text or waiting for the network."""
         self._stop.set()
         while self._thread.is_alive() and not self._ready.empty():
             self._ready.get_nowait()  # it may be waiting for room
@@ -311,7 +311,7 @@ class _Reader:
             pass
         except UserError as problem:
             self._ready.put(problem)
-        except Exception as problem:  # whatever it is, who waits for the next block must hear of it
+        except Exception as problem:  # whatever it is, whoever waits for the next block must hear of it
             error = UserError(f"no se puede seguir leyendo el corpus {self._share.corpus.name!r}: "
                               f"{type(problem).__name__}: {problem}")
             error.__cause__ = problem

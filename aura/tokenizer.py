@@ -23,7 +23,7 @@ from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
 SPACE_BYTES = SPACE.encode("utf-8")
 SAMPLE_BYTES = 32_000_000  # text the tokenizer is trained on at most: BPE needs about ten times that in memory
-LINE_CHARACTERS = 4000  # longer ones the trainer would leave out without a word
+LINE_CHARACTERS = 4000  # the trainer would leave out longer ones without a word
 ENCODE_CHARACTERS = 1 << 18  # longest piece handed to SentencePiece at once, for flat memory
 VOCAB_MOST = 2**31 - 1  # the trainer's int
 CONTROLS = (("<pad>", "pad"), ("</s>", "eos"))
@@ -189,7 +189,7 @@ def from_bytes(model):
 def export_files(tokenizer, directory, note=print):
     """Write tokenizer.json and vocab.json, and tokenizer.model of a SentencePiece model, into `directory`.
 
-    What is there under those names and is not written anew is set aside. note: is told in Spanish what tokenizer.json
+    Older files of these names that are not written anew are set aside. note: is told in Spanish what tokenizer.json
     cannot say exactly. Returns the names of the files. Raises OSError.
     """
     files = {tokenizer.file_name: tokenizer.model}
@@ -278,8 +278,8 @@ def _keeps_every_character(proto):
 
 
 def same_pieces(a, b):
-    """Whether two tokenizers (bytes of either kind) are the same, whatever the cores of the machines that trained them:
-    SentencePiece writes their number into a model, and ours kept it once."""
+    """Whether two tokenizers (bytes of either kind) are the same, except for the number of cores that trained them:
+    SentencePiece writes it into a model, and ours used to keep it."""
     if a == b:
         return True
     try:
@@ -289,8 +289,7 @@ def same_pieces(a, b):
 
 
 def _untold(model, *fields):
-    """The bytes of a ModelProto that does not tell these settings of its training. Raises ValueError for what is none.
-    """
+    """The bytes of a ModelProto without these settings of its training. Raises ValueError where they are none."""
     proto = _parsed(model)
     for field in fields:
         proto.trainer_spec.ClearField(field)
@@ -298,7 +297,7 @@ def _untold(model, *fields):
 
 
 def _parsed(model):
-    """The ModelProto of these bytes. Raises ValueError for what is none."""
+    """The ModelProto of these bytes. Raises ValueError where they are none."""
     try:
         return sentencepiece_model_pb2.ModelProto.FromString(model)
     except Exception as problem:  # protobuf's DecodeError has no stable import path across its versions
@@ -308,7 +307,7 @@ def _parsed(model):
 def _with_controls(model):
     """The bytes of a ModelProto with the control pieces that it lacks added at the end, so that no existing id changes.
 
-    Raises ValueError for what is no model.
+    Raises ValueError where they are no model.
     """
     proto = _parsed(model)
     names = {piece.piece for piece in proto.pieces}
@@ -325,10 +324,10 @@ def _with_controls(model):
 def train(texts, vocab_size, note=print, named="el corpus"):
     """Train a BPE model with byte fallback and no normalisation on an iterator of texts.
 
-    At most SAMPLE_BYTES of text are used. Where the text cannot carry `vocab_size` pieces, as many as it can, with a
-    note. Source of the method: Kudo and Richardson 2018, "SentencePiece". named: how the error message calls the texts.
-    Raises UserError for an empty text or a vocabulary too small for the alphabet. Returns a Tokenizer, the same one
-    from the same texts on every machine.
+    At most SAMPLE_BYTES of text are used. Where the text is too little for `vocab_size` pieces, it gets as many as
+    it allows, and `note` is told. Source of the method: Kudo and Richardson 2018, "SentencePiece". named: how the error
+    message calls the texts. Raises UserError for an empty text or a vocabulary too small for the alphabet. Returns a
+    Tokenizer, the same one from the same texts on every machine.
     """
     if vocab_size > VOCAB_MOST:
         raise UserError(f"--vocab-size {vocab_size}: son demasiadas; indique como mucho {VOCAB_MOST} piezas")
@@ -336,7 +335,7 @@ def train(texts, vocab_size, note=print, named="el corpus"):
     if not lines:
         raise UserError(f"{named} está vacío o solo tiene bytes nulos: no hay texto con que entrenar el tokenizador; "
                         "corríjalo o indique otro")
-    tried = max(vocab_size, 3)  # of fewer the trainer does not say how many it needs
+    tried = max(vocab_size, 3)  # asked for fewer, the trainer does not say how many it needs
     try:
         model = _train(lines, tried)
     except (RuntimeError, ValueError) as problem:
@@ -355,7 +354,7 @@ def train(texts, vocab_size, note=print, named="el corpus"):
 def _bounded_lines(texts):
     lines, size = [], 0
     pieces = (line[start:start + LINE_CHARACTERS] for text in texts for line in text.split("\n")
-              if line.strip() and line.strip("\0")  # of a NUL the trainer learns nothing
+              if line.strip() and line.strip("\0")  # the trainer learns nothing from a NUL
               for start in range(0, len(line), LINE_CHARACTERS))
     for piece in pieces:
         size += len(piece.encode("utf-8"))
@@ -366,7 +365,7 @@ def _bounded_lines(texts):
 
 
 def _train(lines, vocab_size):
-    # A text of one word a line has no space to learn, and without its piece all later ones would become U+2581.
+    # A text with one word a line has no space to learn; without a piece for it, later spaces would become U+2581.
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=vocab_size, byte_fallback=True,

@@ -5,8 +5,8 @@ are one stream; window w of it is tokens [w*T, w*T + T], T inputs and one more f
 of epoch e is window perm(seed, e)(n), and the global batch that starts at position `samples` holds the numbers
 samples ... samples + B - 1. So the order depends on (seed, epoch, samples) alone, however many processes read it.
 
-csrc/token_loader.cpp reads ahead in a thread of its own; `_NumpyReader` does the same work, when it is asked for it,
-where the extension cannot be loaded. Which windows are read, and when, is decided here for both.
+csrc/token_loader.cpp reads ahead in a thread of its own; where the extension cannot be loaded, `_NumpyReader` reads the
+same batches, each when it is waited for. Which windows are read, and when, is decided here for both.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def token_width(vocab_size: int) -> int:
 
 
 class ShardWriter:
-    """Writes a stream of tokens as shards of `tokens_per_shard`, with a memory use that does not grow.
+    """Writes a stream of tokens as shards of `tokens_per_shard`; the memory it takes does not grow.
 
-    A shard's header is written last, after its tokens have reached the disk: what was interrupted is never valid.
+    A shard's header is written last, after its tokens have reached the disk: an interrupted one is never valid.
     As a context manager it closes on a clean exit and leaves the open shard without a header on an exception.
     """
 
@@ -336,7 +336,7 @@ class _NumpyReader:
         return None
 
     def _shrunk(self, shard: int) -> bool:
-        """Whether the mapped file has become shorter; not if another has its name by now, for then it is as it was."""
+        """Whether the mapped file has become shorter; False if its name is another's by now: then it is unchanged."""
         with contextlib.suppress(FileNotFoundError):
             now = os.stat(self._stream.paths[shard])
             return (os.path.samestat(now, self._opened[shard])
@@ -434,7 +434,7 @@ class _Ring:
             self.free.append(self._lent.popleft())
 
     def wait(self, slot: int) -> None:
-        """Until `slot` is filled; UserError naming file and position for what cannot be used."""
+        """Wait until `slot` is filled. Raises UserError naming file and position of what cannot be used."""
         fault = self.reader.wait(slot)
         if fault is not None:
             raise UserError(self._explain(*fault))
@@ -570,7 +570,7 @@ class TokenLoader:
         return slot
 
     def steps_left(self, epochs: int) -> int:
-        """How many global batches there are until so many epochs have ended."""
+        """How many global batches there are until `epochs` epochs have ended."""
         return (epochs - 1 - self.epoch) * self.steps_per_epoch + (self.windows - self.samples) // self._global_batch
 
     @property

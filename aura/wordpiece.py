@@ -4,10 +4,10 @@
     tokenizer = WordPiece(learn(texts, 4000))              a small vocabulary of one's own
     ids, starts, ends = tokenizer.encode("¿Dónde está?")   text[starts[i]:ends[i]] is what token i stands for
 
-Ids and offsets are those of Hugging Face's `tokenizers`, with two exceptions. It knows Unicode as of version 8 and this
-module as the running Python does: with 3.11, which has version 14, 503 newer marks, format characters and signs of
-punctuation are removed or set apart here and not there. And where NFD puts two marks in another order, its offsets
-name the other one.
+Ids and offsets are those of Hugging Face's `tokenizers`, with two exceptions. That library knows Unicode 8, this module
+the version of the running Python: with 3.11, which has version 14, 503 newer marks, format characters and signs of
+punctuation are removed or set apart here and not there. And where NFD changes the order of two marks, the library's
+offsets name the other mark.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class WordPiece:
     def encode(self, text):
         """(ids, starts, ends) of `text`, int32 [tokens] each, without [CLS] and [SEP].
 
-        starts, ends: of each token's first and after its last character in `text` as given. A character that
+        starts, ends: places in `text` as given of each token's first character, and after its last. A character that
         normalisation takes apart may belong to several tokens, one that it removes to none. Text never becomes a
         special token, not even text that spells its name.
         """
@@ -140,7 +140,7 @@ class _Characters(dict):
         result = character
         if self.strip_accents:
             result = "".join(c for c in unicodedata.normalize("NFD", result) if unicodedata.category(c) != "Mn")
-        if self.lowercase:  # of this character alone: within a word another sigma would come at its end
+        if self.lowercase:  # one by one: lower() of a whole word makes its last sigma another letter
             result = result.lower()
         result = "".join(f" {c} " if _is_punctuation(c) else c for c in result)
         return f" {result} " if IDEOGRAPHS.match(character) else result
@@ -152,7 +152,7 @@ def _is_punctuation(character):
 
 
 def _words(text, characters):
-    """Yield (word, where each of its characters comes from in `text`), normalised."""
+    """Yield (normalised word, the place in `text` that each of its characters comes from)."""
     normal = [characters[character] for character in text]
     at = [place for place, result in enumerate(normal) for _ in result]
     for word in WORDS.finditer("".join(normal)):
@@ -165,12 +165,13 @@ def _words(text, characters):
 def load(path, lowercase=None):
     """The WordPiece of a folder (vocab.txt, and tokenizer_config.json where there is one) or of a vocab.txt.
 
-    lowercase: None to find out: from the configuration, or else a vocabulary without capitals is an uncased one.
+    lowercase: None to find out from the configuration or, where that does not say, from the vocabulary: one without
+    capitals is uncased.
     Raises UserError naming the file and what is wrong with it.
     """
     path = path_called(path, repr(str(path)))
     file = path / "vocab.txt" if path.is_dir() else path
-    vocab = _read_vocab(file)  # says best why a folder cannot be entered
+    vocab = _read_vocab(file)  # first, as its message says best why a folder cannot be entered
     config = _read_config(file.with_name("tokenizer_config.json"))
     lowercase = config.get("do_lower_case") if lowercase is None else lowercase
     if lowercase is None:
@@ -201,7 +202,7 @@ def _read_vocab(file):
 
 
 def _read_config(file):
-    """What says whether the text is lowercased; {} where nothing does."""
+    """The configuration, which may say whether text is lowercased; {} where there is none."""
     if not file.is_file():
         return {}
     try:
@@ -218,9 +219,9 @@ def _read_config(file):
 def learn(texts, size, lowercase=True):
     """A vocabulary {piece: id} of at most `size` pieces from `texts` (iterable of str), the same each time.
 
-    The special tokens, every character (so none of these texts has an [UNK]), and of the words, and of the beginnings
-    and endings that several words have, those that cover most text. Raises UserError when `size` does not hold the
-    characters.
+    It holds the special tokens, every character (so none of these texts has an [UNK]) and, as far as there is room,
+    those words, and those beginnings and endings of several words, that cover most text. Raises UserError when `size`
+    does not hold the characters.
     """
     characters = _Characters(lowercase, lowercase)
     words = Counter()
