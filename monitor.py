@@ -117,7 +117,7 @@ def recorded(args):
         with open(args.replay, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith("\n") and number > 1:
-                    return  # who recorded it was killed in the middle of a line
+                    return  # the monitor that recorded it was killed in the middle of a line
                 try:
                     yield parse_record(line, args.gpus)
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:

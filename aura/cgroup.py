@@ -37,14 +37,14 @@ def _memory_groups(membership, root):
 
 
 def _processors(membership, root):
-    """Yield the processor time per time, in cores, of each of the groups that limits it."""
+    """Yield the processor time, in cores, that each of the groups that limit it allows."""
     for folder, version in _groups("cpu", membership, root):
         with contextlib.suppress(OSError, ValueError):
             if version == 1:
                 quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
             else:
                 quota, period = (folder / "cpu.max").read_text().split()
-            if quota.isdecimal():  # and neither max nor -1
+            if quota.isdecimal():  # not max or -1, no limit
                 yield int(quota) / int(period)
 
 

@@ -64,7 +64,7 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name):
-        """A block that belongs to `name`; inside another phase than compute, to that one still."""
+        """A block whose time belongs to `name`; inside any phase but compute it still belongs to that one."""
         if self.at[0] != "compute":
             yield
             return
@@ -76,8 +76,8 @@ class Clock:
 
     def backward(self, loss, last):
         """loss.backward(). In the last micro-batch of a step all that follows the last gradient is waiting for other
-        ranks, until enter() is called: autograd runs what is queued in the order of the queue, and this is there before
-        DistributedDataParallel queues its own wait. On CUDA, where that wait is in the card's queue, events stand
+        ranks, until enter() is called: autograd runs queued callbacks in order, and this one is queued before
+        DistributedDataParallel's own wait. On CUDA, where that wait is in the card's queue, events stand
         before and behind it."""
         if self.exchanges and last:
             from torch.autograd import Variable
@@ -94,15 +94,15 @@ class Clock:
             self.enter("communication")
 
     def now(self):
-        """(phase, seconds in it), for the thread that tells."""
+        """(phase, seconds in it), for the thread of heartbeat."""
         phase, since = self.at
         if self.events and phase == "compute" and self.events[0].query() and not self.events[1].query():
             phase = "communication"
         return phase, time.perf_counter() - since
 
     def lap(self, count):
-        """A step has ended, in which this rank saw `count` tokens or samples; the card has done what was queued before
-        the gradients were weighed."""
+        """A step has ended, in which this rank saw `count` tokens or samples; by now the card has done all that
+        was queued before sync.weigh()."""
         self.enter(self.at[0])
         if self.events:
             waited = self.events[0].elapsed_time(self.events[1]) / 1000

@@ -21,7 +21,7 @@ from aura.errors import UserError
 from aura.files import explain
 
 MOST_PROCESSES = 10  # rows of processes; those that use most
-SILENT_SECONDS, STILL_SECONDS = 5, 15  # from when on a row says that a rank is not heard of, or stays where it is
+SILENT_SECONDS, STILL_SECONDS = 5, 15  # after which a row says that a rank is silent, or stays where it is
 STATUSES = {"running": "activo", "sleeping": "en espera", "disk-sleep": "espera al disco", "idle": "en espera",
             "stopped": "detenido", "tracing-stop": "detenido", "zombie": "zombi", "dead": "muerto"}
 STYLES = {"": "", "title": "\x1b[1m", "bad": "\x1b[1;31m", "dim": "\x1b[2m"}
@@ -128,9 +128,9 @@ def seconds(value):
 
 # --- the lines -------------------------------------------------------------------------------------------------------
 def lines(sample, beats, found, width=math.inf, cluster=False, run=None):
-    """[(text, style)] of one moment, the findings apart: (lines, lines of the findings). width: cells of a line.
+    """(lines, lines of the findings) of one moment, both as [(text, style)]. width: cells of a line.
 
-    cluster: the ranks of all machines, not of this one alone. run: the folder that is watched, or None.
+    cluster: whether to show the ranks of all machines, not of this one alone. run: the folder that is watched, or None.
     """
     body = _machine(sample, width) + _cards(sample, width) + _processes(sample, width)
     if run is not None:
@@ -265,7 +265,7 @@ class CsvFile:
         self.path, self.columns = Path(path), None
 
     def add(self, row):
-        """Append `row`; the first one decides about the columns."""
+        """Append `row`; the first one decides the columns."""
         try:
             if self.columns is None:
                 self._begin(list(row))
@@ -276,7 +276,7 @@ class CsvFile:
 
     def _begin(self, columns):
         self.columns = columns
-        if self.path.exists() and not self.path.is_file():  # of a device or a pipe there may be no end to read
+        if self.path.exists() and not self.path.is_file():  # a device or a pipe may have no end to read to
             raise UserError(f"--csv {str(self.path)!r}: no es un fichero; indique otro")
         old = self.path.read_bytes() if self.path.exists() else b""
         if not old:
@@ -313,7 +313,7 @@ class Pipe:
         self.first = False
 
     def wait(self, seconds):
-        """Until the next sample."""
+        """Wait until the next sample."""
         time.sleep(seconds)
 
 
@@ -322,7 +322,7 @@ class Screen:
 
     def __init__(self, color):
         self.color, self.draw = color, None
-        # A signal that comes just before a plain sleep starts would be seen when that ends; one byte of it stays here.
+        # A signal just before a plain sleep would be seen when that ends; here it leaves a byte that ends the wait.
         self.reader, self.writer = socket.socketpair()
         self.writer.setblocking(False)
 
@@ -362,7 +362,7 @@ class Screen:
         self._begin()
 
     def show(self, draw):
-        """Draw what draw(width) gives, as much as there is room for; the findings go before the rest."""
+        """Draw what draw(width) gives, as much as there is room for, the findings rather than the rest."""
         self.draw = draw
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
         columns, rows = columns or 80, rows or 24  # a serial line does not say
@@ -377,7 +377,7 @@ class Screen:
         sys.stdout.flush()
 
     def wait(self, seconds):
-        """Until the next sample; draws anew when the window changes."""
+        """Wait until the next sample; draw again when the window changes."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self.reader], [], [], left)[0]:

@@ -28,27 +28,27 @@ class Limits:
     hang_seconds: float = 30.0  # without progress; shorter pauses come from a disk or a network that catches its breath
     hang_steps: float = 10.0  # the same in steps, for models whose step takes many seconds
     save_seconds: float = 300.0  # the same while saving: 30 GB at 100 MB/s
-    evaluate_seconds: float = 1800.0  # the same while validating, which on a CPU may take its time and tells nothing
+    evaluate_seconds: float = 1800.0  # the same while validating, which on a CPU takes long and reports nothing
     start_seconds: float = 600.0  # the same before the first window: data are prepared, kernels compiled
     silent_seconds: float = 5.0  # without a beat, which comes every second, until a process of this machine is examined
     gone_seconds: float = 10.0  # without a beat of another machine, whose beats travel
     imbalance: float = 1.25  # times the median of the ranks' GPU memory
     imbalance_share: float = 0.10  # of the card that it must be above the median; small models differ by chance
-    vram: float = 0.95  # of the card; what fragments of the allocator's cache and a longer batch need is beyond
+    vram: float = 0.95  # of the card; the rest is for fragments of the allocator's cache and a longer batch
     ram: float = 0.05  # of the machine still available; below, the kernel ends processes
     disk_bytes: float = 5e9  # free for checkpoints. Full is below this and below the share: a large array with 2 % free
     disk_share: float = 0.02  # has room for years, a small volume is half empty with less than 5 GB
-    clock: float = 0.70  # of the highest, under the power cap; above it is the way a card under load always runs
+    clock: float = 0.70  # of the highest, under the power cap; a card under load always runs above that
     idle: float = 10.0  # percent of utilisation; a card that computes or waits for others shows 100
     foreign_cpu: float = 50.0  # percent of a core that somebody else's program takes
-    busy_cpu: float = 90.0  # percent of all cores, from which that is missing elsewhere
+    busy_cpu: float = 90.0  # percent of all cores; from there on, what such a program takes is missing elsewhere
 
 
 def diagnose(samples, beats, now, limits=None):
     """[Finding] of the machine and the run as they are at `now` (Unix time), the gravest first.
 
-    samples: the last Samples of this machine, oldest first; at least one. beats: a list of the Beats as read at each
-    of them, [] where no run is watched. limits: other ones than Limits().
+    samples: the last Samples of this machine, oldest first; at least one. beats: for each of them the list of Beats
+    read then, [] where no run is watched. limits: None for Limits().
     """
     limits = limits or Limits()
     samples, beats = samples[-limits.windows:], beats[-limits.windows:]
@@ -66,7 +66,7 @@ def is_local(beat, sample):
 
 
 def is_seen(beat, sample):
-    """Whether the rank's pid is the one seen at `sample`: on its machine, and not in a container of another's pids."""
+    """Whether the rank's pid is the one seen at `sample`: it runs on that machine, and in the same pid namespace."""
     return is_local(beat, sample) and beat.pids == sample.pids
 
 
@@ -128,7 +128,8 @@ class Run:
 
 
 def _status(beat, processes):
-    """Of the rank's process among those of its machine, {pid: Activity}; one that began at another time is not it."""
+    """The status of the rank's process, "" where it is gone. processes: {pid: Activity} of its machine; one of its
+    pid that began at another time is another process."""
     process = processes.get(beat.pid)
     if process is None or None not in (beat.started, process.started) and beat.started != process.started:
         return ""
@@ -198,7 +199,7 @@ def _gone(run):
 
 
 def _stopped(run):
-    """A process that is held at this machine: nobody has to wait thirty seconds to be sure of it."""
+    """One finding for each process of this machine that is suspended, which is certain long before hang_seconds."""
     return [Finding("hung", run.who([rank]), f"su proceso está detenido (pid {rank.beat.pid}) desde "
                     f"{run.since(rank.silent)}, {_at(rank.beat)}", f"reanúdelo con kill -CONT {rank.beat.pid}")
             for rank in run.alive
@@ -206,7 +207,7 @@ def _stopped(run):
 
 
 def _hung(run, beats):
-    """One finding for what keeps all from going on, none for those who only wait for it."""
+    """One finding for the ranks that keep all from going on, none for those that only wait for them."""
     if not run.alive or any(rank.stuck <= _patience(rank, run.limits) for rank in run.alive):
         return []
     culprits, why = _culprits(run, beats)
@@ -228,7 +229,7 @@ def _patience(rank, limits):
 
 
 def _culprits(run, beats):
-    """(ranks, in words why it is they) that the others wait for; all of them where nothing tells them apart."""
+    """(the ranks that the others wait for, Spanish for why it is they); all ranks where nothing tells them apart."""
     ranks, top = run.alive, max(rank.beat.step for rank in run.alive)
     silent = [rank for rank in ranks if rank.silent > run.limits.silent_seconds]
     if len(silent) == len(ranks):
@@ -251,7 +252,7 @@ def _culprits(run, beats):
 
 
 def _burns(rank, beats):
-    """Whether a rank on a CPU has used more than half a core since it got stuck; who waits for others sleeps."""
+    """Whether a rank on a CPU has used more than half a core since it got stuck; one that waits for others sleeps."""
     same = [beat for read in beats for beat in read if beat.rank == rank.beat.rank and beat.run == rank.beat.run
             and (beat.step, beat.phase) == (rank.beat.step, rank.beat.phase)]
     seconds = rank.beat.time - same[0].time
@@ -267,7 +268,7 @@ def stragglers(times, limits=None):
 
 
 def _slow_windows(times, limits):
-    """{rank: in how many of its last windows it took more than its share above the median}."""
+    """{rank: in how many of its last windows it took more than limits.straggler times the median}."""
     judged = {rank: list(seconds)[-limits.windows:] for rank, seconds in times.items()
               if len(seconds) >= limits.windows}
     medians = [statistics.median(column) for column in zip(*judged.values(), strict=True)]

@@ -1,6 +1,6 @@
 """All ranks and machines of a group examined together: `test_ddp.py --full`.
 
-Rank 0 gathers over the store what each rank has to say, and what it has gathered is what everyone goes by. A rank that
+Rank 0 gathers over the store what each rank has to say, and everyone goes by what it has gathered. A rank that
 does not answer in time is left out and named: then what is known so far is the verdict.
 """
 
@@ -16,9 +16,9 @@ from aura import allreduce, backend, dashboard, diagnosis, distributed, facts, f
 from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError, agreed, one_line
 from aura.findings import named
 
-MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gathered than rank 0 does for them
+MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gathered than rank 0 waits for them
 PEER_SECONDS = 3  # that the survey of the network takes for each machine
-ATTEMPTS = 3  # at measuring a slow rank: another program's second is no trouble yet
+ATTEMPTS = 3  # at measuring a slow rank: a program that ran beside it once is no trouble yet
 # With one of these no group can be formed, or none that lasts.
 STOP = {"world-size", "missing", "silent", "port", "interface"}
 LOG_FOLDER = "./logs"
@@ -83,8 +83,8 @@ class Examination:
     # ---- Asking all ranks -------------------------------------------------------------------------------------------
 
     def gather(self, topic, value=None, limit=None, late=0):
-        """{rank: value} of the ranks that answered within `limit` seconds, as rank 0 has gathered it; who did not is a
-        finding. late: seconds after us that rank 0 may begin. Raises PeerLost when rank 0 does not answer."""
+        """{rank: value} of the ranks that answered within `limit` seconds, as rank 0 has gathered it; the others become
+        a finding. late: seconds by which rank 0 may begin after us. Raises PeerLost when rank 0 does not answer."""
         limit = limit or self.timeout
         if self.rank == 0:
             found = self._collect(topic, value, limit)
@@ -211,7 +211,7 @@ class Examination:
             self.curve = allreduce.exchange_curve(dist)
         except TrainingFault as problem:
             return str(problem), None
-        except RuntimeError as problem:  # to leave the group at once is to tell those that wait in it
+        except RuntimeError as problem:  # leaving the group at once tells those that wait in it
             said = one_line(problem)
             return (None, said) if distributed.is_communication_error(problem) else (said, None)
         return None, None
@@ -224,7 +224,7 @@ class Examination:
         self.findings += verdict.group(self.votes, self.peers, self.facts)
 
     def measure_speed(self):
-        """How fast each rank computes, one after another; who is slow must be so each time it is tried."""
+        """How fast each rank computes, one after another; one counts as slow if it is so in every attempt."""
         self._note("Se mide el cálculo de cada proceso, uno tras otro.")
         slow = set(self.peers)
         for attempt in range(1, ATTEMPTS + 1):
@@ -268,7 +268,7 @@ class Examination:
 
     def _leave(self):
         """Tell rank 0 that this rank has read what it had to."""
-        with contextlib.suppress(RuntimeError):  # it has not waited
+        with contextlib.suppress(RuntimeError):  # rank 0 has not waited
             self.dist.store.set(f"doctor/left/{self.rank}", "1")
 
 

@@ -1,4 +1,4 @@
-"""What a rank is, as far as it matters that all are the same, or well: collected on each before any group exists."""
+"""What must be the same on all ranks, or in order on each: collected on every rank before any group exists."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from aura import backend, cgroup, dataset, extension, links, placement, sources
 from aura.errors import UserError
 from aura.files import explain, nearest
 
-# What decides how text becomes tokens and how tensors are stored; the others draw, count and show.
+# Those that decide how text becomes tokens and how tensors are stored; the others only draw, count and show.
 PACKAGES = ("numpy", "sentencepiece", "safetensors")
 GIT_SECONDS = 5
 
@@ -45,7 +45,7 @@ def _versions():
 
 
 def _git():
-    """The commit and whether files it holds were changed; None of both where there is no git or no repository."""
+    """The commit and whether files it holds were changed; both None where there is no git or no repository."""
     def git(*words):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             return subprocess.run(["git", "-C", extension.ROOT, *words], capture_output=True, text=True, check=True,
@@ -96,7 +96,7 @@ def _driver():
             return pynvml.nvmlSystemGetDriverVersion()
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # whatever a library says that is no part of this
+    except Exception:  # an optional library may raise anything
         return None
 
 

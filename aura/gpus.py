@@ -73,11 +73,11 @@ def gpu_reader():
 
 
 class _Unreadable(Exception):
-    """A card that does not answer, in Spanish why."""
+    """A card does not answer; the message says why, in Spanish."""
 
 
 def _answer(nvml, names, *arguments):
-    """What the first of these functions of NVML says that this version of it and this card have; None if none does.
+    """The answer of the first of these functions of NVML that its version and this card have; None if they have none.
 
     Raises _Unreadable when the card is lost.
     """
@@ -141,7 +141,7 @@ def read_nvml(nvml, wanted=None):
 
 
 def _number(text):
-    """The number of a field of nvidia-smi; None for [N/A], [Not Supported], ERR! and whatever else is none."""
+    """The number of a field of nvidia-smi; None for [N/A], [Not Supported], ERR! and whatever else is not a number."""
     try:
         value = float(text)
     except ValueError:
@@ -183,7 +183,7 @@ def _smi(program, question):
     try:
         return child.communicate(timeout=SMI_SECONDS)[0]
     except subprocess.TimeoutExpired:
-        child.kill()  # and not waited for: inside a driver that hangs not even this ends it
+        child.kill()  # and do not wait: not even this ends it inside a driver that hangs
         return f"no respondió en {SMI_SECONDS} s"
 
 

@@ -29,7 +29,7 @@ from aura.processes import pid_namespace, start_of
 FOLDER = "heartbeat"  # inside --log-dir
 NAME = re.compile(r"rank-\d{5,}\.json")
 INTERVAL_SECONDS = 1.0
-REMOTE_BEATS = 2  # rank 0 looks every so many of its own for those of other machines: they cost it most
+REMOTE_BEATS = 2  # rank 0 looks for other machines' once in so many of its own: they cost it most
 FAREWELL_SECONDS = 1.0  # how long rank 0 waits for the last beats of other machines
 JOIN_SECONDS = 3.0  # a thread that a dead disk or network holds is left behind
 
@@ -38,9 +38,9 @@ JOIN_SECONDS = 3.0  # a thread that a dead disk or network holds is left behind
 class Beat:
     """What one rank said last. phase: start, compute, data, communication, save, evaluate or end; phase_s: seconds in
     it without getting any further. memory, memory_total: bytes, of the card on CUDA, of this process and the machine
-    else. time: when it was said (Unix time there); received: when rank 0 took a new one from another machine (Unix time
-    at rank 0), None for what this machine's own ranks wrote. pids: the pid_namespace() that gave the pid. started:
-    processes.start_of() it."""
+    otherwise. time: when it was said (Unix time there); received: when rank 0 took a new one from another machine (Unix
+    time at rank 0), None for what this machine's own ranks wrote. pids: the pid_namespace() that gave the pid. started:
+    its processes.start_of()."""
 
     run: str
     rank: int
@@ -87,7 +87,7 @@ def read(log_dir):
 
 def from_dict(values):
     """The Beat whose dataclasses.asdict() this is, of an older version too. Raises TypeError, KeyError or ValueError
-    for what is none."""
+    where it is not one."""
     return sensors.typed(values, Beat)
 
 
@@ -108,7 +108,7 @@ def beating(log_dir, dist):
     """A block during which this process tells every second how it is, whatever its main thread does; yields the Clock
     for loop.train. The last beat says how the block ended.
 
-    A disk or a store that fails meanwhile is told once and hurts nothing else.
+    A disk or a store that fails meanwhile is reported once and hurts nothing else.
     """
     clock = Clock(dist)
     teller = _Teller(log_dir, dist, clock)
@@ -166,7 +166,7 @@ class _Teller:
 
     @contextlib.contextmanager
     def _harmless(self):
-        """Say once what goes wrong, and go on: without the store when it is the store's."""
+        """Say once what goes wrong in the block, and go on, without the store if that was the cause."""
         try:
             yield
         except OSError as problem:
@@ -195,7 +195,7 @@ class _Teller:
             self.store = store
 
     def _introduce(self):
-        """What is the same in every beat."""
+        """Set what is the same in every beat."""
         dist = self.dist
         self.constants = {
             "run": self.run_id, "rank": dist.rank, "world_size": dist.world_size, "local_rank": dist.local_rank,
@@ -211,7 +211,7 @@ class _Teller:
                 path.unlink()
 
     def _said(self):
-        """A Beat of now as JSON, in bytes, without `received`, which is for who receives it."""
+        """The present Beat as JSON, in bytes, without `received`, which its receiver adds."""
         self.number += 1
         clock, (phase, phase_s) = self.clock, self.clock.now()
         beat = Beat(**self.constants, number=self.number, time=time.time(), step=clock.step, steps=clock.steps,

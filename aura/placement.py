@@ -156,13 +156,13 @@ def address_problem(address):
 
 def name_problem(name, own):
     """None when the `name` of machine 0 leads there, else why not, as a phrase with the way out. own: whether that is
-    this machine. On another, an address of this one is a rehearsal, and fine."""
+    this machine. On another, 127.x or localhost, given as such, is a rehearsal and fine."""
     way_out = "ponga la IP de la máquina 0"
     try:
         found = socket.getaddrinfo(name, None)[0][4][0]
-    except (OSError, UnicodeError):  # the latter of two dots side by side
+    except (OSError, UnicodeError):  # UnicodeError: two dots side by side
         return f"{name!r} no se resuelve en esta máquina: {way_out}"
-    # As Debian has it for its own name.
+    # Debian resolves a machine's own name so.
     itself = not own and found.startswith("127.") and name not in (found, "localhost")
     return f"{name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None
 
@@ -183,8 +183,8 @@ def port_problem(port, flag):
 
 
 def foreign_address(name, flag):
-    """A warning where the address of machine 0, this one, is none of this machine's; else None. Behind a router that
-    translates addresses it may be right. flag: how it is given."""
+    """A warning where `name`, given as the address of machine 0, which is this one, is none of its own; else None.
+    Behind a router that translates addresses it may be right. flag: how it is given."""
     with socket.socket() as probe:
         try:
             probe.bind((socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0], 0))
@@ -242,15 +242,15 @@ def interface_of(address):
 
 
 def interface_towards(place, peers):
-    """The name of the interface on this process's route to the others, or None: what a hostname that resolves to 127.x
-    would hide and a second card (docker0, VPN) would confuse. peers: {rank: {"address", ...}}, this one's too."""
+    """The name of the interface on this process's route to the others, or None. A hostname that resolves to 127.x would
+    hide it, and a second card (docker0, VPN) be taken for it. peers: {rank: {"address", ...}}, this one's too."""
     address = address_among(peers, place.rank, place.master_port)
     return interface_of(address) if address else None
 
 
 def address_among(peers, rank, port):
-    """Where the others reach this machine, which may know itself by 127.x alone; None where it does not know that
-    either. peers: {rank: {"address", ...}}. port: as address_towards takes it."""
+    """The address at which the others reach this machine, even if it knows itself as 127.x alone; None where it knows
+    none. peers: {rank: {"address", ...}}. port: as address_towards takes it."""
     address = peers[rank]["address"]
     others = [peer["address"] for peer in peers.values() if peer["address"] and not peer["address"].startswith("127.")]
     return address_towards(others[0], port) if others and (address or "127.").startswith("127.") else address

@@ -41,7 +41,7 @@ def ask(sensor, *arguments):
 
 
 class _Stat(NamedTuple):
-    """A process now. started: with the pid, what tells it from others. cpu: seconds."""
+    """A process now. started: with the pid, identifies it. cpu: seconds."""
 
     started: float
     parent: int
@@ -67,7 +67,7 @@ def _proc_pids():
 
 
 def _proc_read(pid):
-    """One read, an eighth of what psutil takes for the same: a machine may have thousands of processes."""
+    """/proc's stat in one read, an eighth of psutil's time: a machine may have thousands of processes."""
     file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
         return os.read(file, 4096)
@@ -83,7 +83,7 @@ def _proc_stat(text):
 
 
 def start_of(pid):
-    """What with the pid tells a process from all that had or will have its pid, until and after a reboot; None where
+    """A text that, with the pid, tells a process from all that ever have that pid, also across reboots; None where
     /proc does not say."""
     said = ask(_proc_read, pid)
     return said and _start(_proc_stat(said))
@@ -91,7 +91,7 @@ def start_of(pid):
 
 def watch(pid, start):
     """A descriptor, for has_ended() and for the caller to close, of the process with this pid and start_of(); None
-    where this machine, or this container, has none such, or the system is not Linux."""
+    where this machine, or this container, has no such process, or the system is not Linux."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -162,7 +162,7 @@ def describe(command, name):
 
 
 class Processes:
-    """The processes of this machine, sample after sample; only of the living is anything kept."""
+    """The processes of this machine, sample after sample; those that have ended are forgotten."""
 
     def __init__(self, psutil):
         if os.path.exists("/proc/self/stat"):
@@ -191,7 +191,8 @@ class Processes:
         return sorted(found, key=lambda activity: (not activity.ours, activity.pid))
 
     def _recognise(self, pid, said, old):
-        """A command line is read once: another start or name is another process, or another program in it."""
+        """The _Known of a process. Its command line is read once for each start and name: with another of either it is
+        another process, or runs another program."""
         if old and old.said == said:
             return old
         stat = self._stat(said)
@@ -222,8 +223,8 @@ class Processes:
 
 
 def pid_namespace():
-    """What is the same for those who number processes alike: a container numbers its own. None where there is no such
-    thing."""
+    """The name of the pid namespace, the same for processes that see the same pids: a container has its own. None where
+    the system has none."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -231,5 +232,5 @@ def pid_namespace():
 
 
 def pids_apart():
-    """Whether the driver may number processes otherwise than this one sees them: inside a container."""
+    """Whether this process is in a container, where the driver may tell other pids than those seen here."""
     return pid_namespace() not in (None, "pid:[4026531836]")  # PROC_PID_INIT_INO, the machine's own

@@ -28,7 +28,7 @@ from aura.processes import Activity, Processes, ask, pid_namespace, pids_apart
 
 LOOPBACK = ("lo", "lo0")
 COUNTS = 0, 2**64  # recorded whole numbers; a disk of an object store says 16 EiB
-MEASURES = -1e16, 1e16  # other recorded numbers: as moments, years that strftime can still say
+MEASURES = -1e16, 1e16  # other recorded numbers: as Unix times, years that strftime can still print
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Sample:
 
 
 class Sensors:
-    """The sensors of this machine. disk: a folder, of whose file system the space is told; it need not exist yet.
+    """The sensors of this machine. disk: a folder whose file system's space is reported; it need not exist yet.
     gpus: NVML's numbers of the cards wanted (CUDA_VISIBLE_DEVICES does not change them), None for all.
 
     Raises UserError for a card that is not there.
@@ -134,7 +134,7 @@ class Sensors:
         return shutil.disk_usage(nearest(self._disk))
 
     def links(self):
-        """[Link] of the interfaces that have counted on since the call before."""
+        """[Link] of the interfaces whose counters have gone on since the call before."""
         before, since = self._counters, self._clock
         self._clock = time.monotonic()
         self._counters = ask(_counters, self.psutil) or {}
@@ -188,8 +188,8 @@ def to_json(sample):
 
 
 def from_dict(values):
-    """The Sample whose to_json() json.loads gave as `values`. Raises TypeError, KeyError or ValueError for what is
-    none."""
+    """The Sample that to_json() wrote and json.loads read as `values`. Raises TypeError, KeyError or ValueError where
+    they are not one."""
     return typed(values, Sample)
 
 
@@ -199,7 +199,7 @@ _hints = functools.cache(typing.get_type_hints)
 def typed(value, kind, bounded=True):
     """`value`, as json.loads gives it, as a `kind`: a field that an older version did not write has its default. Raises
     TypeError, KeyError or ValueError where it is not one, or is a number that nobody measures."""
-    if dataclasses.is_dataclass(kind):  # a run that diverges says any loss, and none
+    if dataclasses.is_dataclass(kind):  # the loss of a run that diverges may be any number, or NaN
         return kind(**{name: typed(value[name], hint, name != "loss") for name, hint in _hints(kind).items()
                        if name in value})
     if typing.get_origin(kind) is list:

@@ -9,7 +9,7 @@ SUFFIXES = (".py", ".cpp", ".h", ".inl", ".cu", ".cuh")
 
 def source_files(root=extension.ROOT):
     """{path below root: hash} of the collection's own sources, an end of line counted as one character everywhere."""
-    checkout = root.glob("*.py") if (root / "setup.py").exists() else []  # else among other packages, not ours
+    checkout = root.glob("*.py") if (root / "setup.py").exists() else []  # otherwise those of other packages
     paths = [*checkout, *(path for folder in ("aura", "csrc") for path in (root / folder).rglob("*"))]
     return {path.relative_to(root).as_posix(): _hash(path.read_bytes().replace(b"\r\n", b"\n"))
             for path in sorted(paths) if path.suffix in SUFFIXES and path.is_file()

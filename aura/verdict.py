@@ -21,8 +21,8 @@ def odd(values):
 
 
 def compare(facts):
-    """What is wrong with the ranks' facts, {rank: dict of facts.collect()}: a list of Finding. code["files"] of the odd
-    ranks and of one of the others, as sources.source_files() gives them, name the files that differ."""
+    """What is wrong with the ranks' facts, {rank: dict of facts.collect()}: a list of Finding. The odd ranks and one of
+    the others have code["files"], as sources.source_files() gives them, to name the files that differ."""
     return [*_compare_versions(facts), *_compare_code(facts), *_compare_kernels(facts), *_compare_data(facts),
             *_compare_gpus(facts), *_judge_disks(facts), *_judge_interfaces(facts), *_compare_priority(facts)]
 
@@ -86,7 +86,7 @@ def _compare_data(facts):
 
 
 def _other_data(kind, what, ranks, have, facts):
-    """What share.share_out does with it when training begins is the way out."""
+    """A Finding for ranks with other data; its way out is what share.share_out() does about them in training."""
     name = have[ranks[0]]["name"]
     if 0 in ranks:
         remedy = ("al entrenar, el rango 0 reparte los suyos a todos: si los buenos son los de los demás, cópielos a "
@@ -115,8 +115,8 @@ def _compare_gpus(facts):
 
 
 def _judge_disks(facts):
-    """A line for each disk of each machine that is full and each folder that cannot be written, whichever ranks share
-    it."""
+    """A Finding for each disk of each machine that is full and each folder that cannot be written, once for all ranks
+    that share it."""
     told = set()
     wanted = facts[0]["data"] if 0 in facts else None
     for rank, fact in sorted(facts.items()):
@@ -165,7 +165,7 @@ def _judge_interfaces(facts):
 
 
 def _compare_priority(facts):
-    """Not with what most have: of two ranks the one with the low priority may be rank 0."""
+    """Compared with the highest priority, not with what most have: of two ranks, rank 0 may have the low one."""
     values = {rank: fact["processor"]["nice"] or 0 for rank, fact in facts.items()}
     usual = max(0, min(values.values()))
     for nice in sorted({nice for nice in values.values() if nice > usual}):
@@ -178,7 +178,7 @@ def _compare_priority(facts):
 
 
 def world_sizes(peers):
-    """Ranks that count on another number of processes than rank 0; another version of this code does not say it."""
+    """Ranks that count on another number of processes than rank 0; another version of the code may not say it."""
     right, others = peers[0].get("world_size"), {}
     for rank, peer in peers.items():
         others.setdefault(peer.get("world_size"), []).append(rank)

@@ -23,16 +23,16 @@ UNSENT_BYTES = 1 << 17  # at most waiting in the sender's kernel: what is there 
 MESSAGES, MESSAGE_BYTES = 1000, 16  # sent one by one to see whether they get lost: at 2 % loss about 20
 MESSAGE_WIRE_BYTES = MESSAGE_BYTES + 66  # with the headers of Ethernet, IP and TCP
 MESSAGE_SECONDS = 3e-4  # at least from one message to the next
-MESSAGE_SHARE = 0.2  # at most of the measured rate, far from filling the queue of a slow link: what fills it, it drops
+MESSAGE_SHARE = 0.2  # of the measured rate, at most: far from filling the queue of a slow link, which would drop some
 LOSS_SECONDS = 1.5  # at most for the messages
 ENOUGH_MESSAGES = 300  # fewer prove nothing about a loss of 1 %
 END = 1  # last byte of a stream of zeros
 
 
 class Desk:
-    """Where a leader receives the connections of the others, and keeps those it has made: by rank, `accepted` and
-    `dialled`. Whoever connects says `token` and its rank and hears the token, so that no other program is taken for
-    it."""
+    """Accepts the connections of the other leaders, and keeps them and those it has made by rank: `accepted` and
+    `dialled`. A leader that connects sends `token` and its rank and gets the token back, so that no other program is
+    taken for either."""
 
     def __init__(self, rank, address):
         self.rank, self.token = rank, os.urandom(8)
@@ -46,7 +46,7 @@ class Desk:
 
     def __exit__(self, *_):
         with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self.listener.close()
         for connection in (*self.accepted.values(), *self.dialled.values()):
             connection.close()
@@ -154,7 +154,7 @@ def _pour(connection, deadline):
 
 
 def _drink(connection, deadline):
-    """Receive zeros for a while; returns their rate in bytes/s, by the clock of who receives."""
+    """Receive zeros for a while; returns their rate in bytes/s, by the receiver's clock."""
     buffer, rates, count = bytearray(1 << 20), [], 0
     began = started = None
     while began is None or started - began < RATE_SECONDS or not rates:
@@ -177,7 +177,7 @@ def _drink(connection, deadline):
 def _drip(connection, rate):
     """Send small messages far apart; returns the share that TCP had to send again, or None.
 
-    Losses of a full queue, which every slow link has when it is full, do not happen so."""
+    So the losses of a full queue, which every slow link has under load, are not counted."""
     before = _segments(connection)
     gap = max(MESSAGE_SECONDS, MESSAGE_WIRE_BYTES / (MESSAGE_SHARE * rate))
     started = time.monotonic()
@@ -197,7 +197,7 @@ def _drip(connection, rate):
 def _segments(connection):
     """(segments with data sent, of these sent again with reason) from struct tcp_info (linux/tcp.h); None without it.
 
-    What the receiver reports as a duplicate (DSACK, RFC 2883) was only late, as on a busy machine, and is not lost."""
+    A segment that the receiver reports as a duplicate (DSACK, RFC 2883) was only late, as on a busy machine."""
     if not sys.platform.startswith("linux"):
         return None
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
