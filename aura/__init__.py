@@ -14,7 +14,7 @@ _REQUIRED = ("torch", "numpy", "sentencepiece", "safetensors", "tqdm")
 
 
 def _in_one_line(kind, problem, trace, others=sys.excepthook):
-    """sys.excepthook, with one line for what happens before cli.run() can hear it: a Ctrl+C, as to import torch takes
+    """sys.excepthook, with one line for what happens before cli.run() can hear it: a Ctrl+C, as importing torch takes
     seconds, and an import that finds nothing."""
     if issubclass(kind, KeyboardInterrupt):
         print("Interrumpido.", file=sys.stderr)

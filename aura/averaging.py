@@ -1,8 +1,8 @@
 """The mean of a vector over the ranks, 8 bits a value, while computing goes on.
 
 Two ranks send each other all they have. More share the work, as in a ring all_reduce (Patarasuk and Yuan 2009): each
-takes one part of the vector from all of them, and sends them the mean of it. So of n ranks each sends 2 (n - 1) / n
-bytes a value, of two ranks 1 and of a hundred 2, where sending everything to everyone would be n - 1.
+takes one part of the vector from all of them, and sends them the mean of it. So each of n ranks sends 2 (n - 1) / n
+bytes a value: 1 with two ranks, 2 with a hundred, where sending everything to everyone would take n - 1.
 """
 
 from datetime import timedelta
@@ -27,18 +27,18 @@ def pack(values, weight):
 def unpack(payload, count, device):
     """(weight, float32 [count] on the device) of what pack() made."""
     size = 4 * (1 + -(-count // BLOCK))
-    head = payload[:size].clone().view(torch.float32)  # a row of many begins where no float32 may
+    head = payload[:size].clone().view(torch.float32)  # one of several rows may begin where no float32 may
     values = torch.nn.functional.pad(payload[size:].view(torch.int8), (0, -count % BLOCK)).to(device).float()
     return float(head[0]), values.view(-1, BLOCK).mul_(head[1:, None].to(device)).flatten()[:count]
 
 
 def nothing_owed(count, world_size):
-    """What rounding owes of means of `count` values before the first, as start() takes it."""
+    """The `owed` that start() takes for the first mean of `count` values: nothing has been rounded yet."""
     return torch.zeros(0 if world_size == 2 else _part_size(count, world_size))
 
 
 def pack_all(values, weight, world_size):
-    """pack() of float32 [n] for all the ranks: of each part by itself where there are more than two."""
+    """pack() of float32 [n] for all the ranks; where there are more than two, each rank's part by itself."""
     if world_size == 2:
         return pack(values, weight)
     size = _part_size(len(values), world_size)
@@ -61,8 +61,8 @@ def start(payload, count, groups, owed, wait):
     """The mean over the ranks of what each has put into pack_all(): an object with advance(), share(), is_over() and
     mean().
 
-    count: of the values. groups: connect()'s. owed: the last object's, nothing_owed() before the first. wait(work):
-    until a c10d.Work ends.
+    count: of the values. groups: connect()'s. owed: that of the object before, nothing_owed() for the first.
+    wait(work): waits until a c10d.Work ends.
     """
     return (Gathered if groups[0].size() == 2 else Parted)(payload, count, groups, owed, wait)
 
@@ -95,7 +95,7 @@ class _Exchange:
 
 
 class Gathered:
-    """Everything from everyone: of two ranks as little as can be sent, and rounded once."""
+    """Everything from everyone: with two ranks no less can be sent, and values are rounded only once."""
 
     def __init__(self, payload, count, groups, owed, wait):
         self.count, self.owed, self.wait = count, owed, wait

@@ -76,7 +76,7 @@ def choose_libuv():
 
 def within(seconds, work):
     """work(), which only connects to the store or asks it; raises TimeoutError when that takes longer. A TCPStore whose
-    server is stopped answers never, whatever time-out it has, and then not to another question either; and while the
+    server is stopped never answers, whatever its time-out, nor does it answer the next question; and while the
     main thread waits for it in C++, Python hears no Ctrl+C."""
     answer = []
 
@@ -135,8 +135,9 @@ def connect_store(place, timeout):
 
 
 def attempt_prefix():
-    """What this attempt's keys begin with in a store that outlives it, torchrun's own. A store that rank 0 hosts begins
-    and ends with the attempt, and torchrun counts attempts for each machine: one that joins later is at its first."""
+    """The prefix of this attempt's keys. It names the attempt in torchrun's own store, which outlives it. A store that
+    rank 0 hosts begins and ends with the attempt, and there the number could differ: torchrun counts attempts on each
+    machine, and one that joins later is at its first."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return f"aura/{os.environ['TORCHELASTIC_RESTART_COUNT']}" if shared else "aura"
 
@@ -255,7 +256,7 @@ def device_name(device):
 
 
 def wait(device):
-    """Until everything queued on a CUDA device is done; a CPU queues nothing."""
+    """Wait until everything queued on a CUDA device is done; a CPU queues nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

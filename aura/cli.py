@@ -68,8 +68,8 @@ def words(text):
 
 
 def path(text):
-    """A checker for files and folders: an empty name would quietly mean the current folder, and of --output=~/modelo no
-    shell makes the home folder."""
+    """A checker for files and folders: an empty name would quietly mean the current folder, and no shell expands
+    the ~ of --output=~/modelo."""
     return os.path.expanduser(text) if text.strip() else _Bad(f"{text!r} no es el nombre de un fichero o carpeta")
 
 
@@ -105,8 +105,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(_translate(message))
 
     def alias(self, flag, *names):
-        """Let `names` mean the same as `flag`, and the last of them stand in what run() says: what a guide calls
-        otherwise keeps the house's name too."""
+        """Let `names` mean the same as `flag`, and let run() name the argument by the last of them: one that a
+        guide calls otherwise keeps the house's name too."""
         Parser.aliases[flag] = names[-1]
         action = self._option_string_actions[flag]
         action.option_strings = [*action.option_strings, *names]
@@ -170,7 +170,7 @@ def run(main):
         stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
         stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
         setattr(sys, name, Console(stream))
-    # One line of what all know: on each machine's console under torchrun, in the one log of all under SLURM.
+    # What all know is said once: on each machine's console under torchrun, in the one log of all under SLURM.
     first = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
     spokesman = os.environ.get(first, "0") == "0"
     try:
@@ -195,7 +195,7 @@ def run(main):
         take_back()
         _last_words(f"error: {problem.filename!r}: {explain(problem)}; corrija la ruta o los permisos de sus carpetas")
         _leave_now(EXIT_BAD_INPUT)
-    for number in ORDERLY:  # done is done: a signal would cut the interpreter's good-bye short, with another code
+    for number in ORDERLY:  # all is done: a signal would cut the interpreter's exit short, with another code
         signal.signal(number, signal.SIG_IGN)
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
@@ -204,7 +204,7 @@ def run(main):
 
 
 def _as_called(text):
-    """A message with the names of arguments that the script's guide has for them."""
+    """The message `text` with its arguments named as in the script's guide."""
     for flag, name in Parser.aliases.items():
         text = re.sub(rf"(?<![\w-]){flag}(?![\w-])", name, text)
     return text
@@ -218,7 +218,7 @@ def _last_words(text):
 
 def _let_speak(code):
     """Stay for a while before leaving in silence: torchrun, and srun where it was told so, kill the others as soon as
-    one is gone, and the one that says why may be slower. It ends us when that one has left."""
+    one is gone, and the one that says why may be slower. Once that one has left, they end us."""
     for number in ORDERLY:
         signal.signal(number, lambda *_: os._exit(code))
     time.sleep(SPEAK_SECONDS)
@@ -334,7 +334,7 @@ def add_beta2(group):
 
 
 def add_logging(parser, validated="cada época, o cada 500 pasos si llega antes"):
-    """Arguments of what a run tells. validated: Spanish for how often that is where nothing is said."""
+    """Arguments of what a run tells. validated: Spanish for how often it validates by default."""
     group = parser.add_argument_group("registro")
     group.add_argument("--log-interval", type=number(int, low=1), default=10, metavar="PASOS",
                        help="cada cuánto se informa")

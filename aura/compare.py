@@ -121,7 +121,7 @@ def _apart(runs, key):
 
 
 def _size(run):
-    """What has a row of its own, in the order of the rows."""
+    """What the runs of one row have in common; rows are sorted by it."""
     return results.STRATEGIES.index(run.strategy), run.processes, run.nodes
 
 
@@ -210,8 +210,8 @@ class Point:
 
 
 def points(own, runs):
-    """The Points of one strategy by size: of its runs `own` among `runs`, those that measured the exchange with the
-    batch per process and precision of the largest; compute is one process's step where it was not measured."""
+    """The Points of one strategy by size. own: its runs among `runs`; those count that measured the exchange, with the
+    batch per process and precision of the largest. compute is one process's step where it was not measured."""
     own = [run for run in own if run.processes > 1 and run.exchange_s and run.exchange_bytes]
     if not own:
         return []
@@ -234,8 +234,8 @@ def _recipe(run):
 
 
 def wire(run, processes):
-    """Bytes that each of so many processes sends in a step of `run`: an all-reduce goes twice around the ring, to sum
-    and to hand out; what fsdp gathers or scatters goes once."""
+    """Bytes that each of `processes` processes sends in a step of `run`: an all-reduce goes twice around the ring, to
+    sum and to hand out; what fsdp gathers or scatters goes once."""
     passes = 2 if run.strategy == "ddp" else 1
     return passes * (processes - 1) / processes * run.exchange_bytes
 
@@ -249,24 +249,24 @@ class Model:
     hidden: float
 
     def step(self, processes, point=None):
-        """Seconds of a step of so many processes; compute is that of `point`, of the largest measured by default."""
+        """Seconds of a step of that many processes; compute is that of `point`, of the largest measured by default."""
         point = point or self.points[-1]
         exchange = wire(point.run, processes) / self.speed(self.nodes(processes, point) > 1)
         return point.compute + exchange - min(self.hidden * exchange, point.compute)
 
     def rate(self, processes):
-        """Samples/s of so many processes with the same batch each."""
+        """Samples/s of `processes` processes with the same batch each."""
         last = self.points[-1]
-        modelled = self.step(last.run.processes)  # not the measured one, of which no share to hide may make up
+        modelled = self.step(last.run.processes)  # not the measured step, which no hidden share in 0..1 may give
         return last.rate * modelled / self.step(processes) * processes / last.run.processes
 
     def nodes(self, processes, point=None):
-        """Machines that so many processes need: one if one was measured, else with as many processes on each."""
+        """Machines that `processes` processes need: one if one was measured, else with as many on each as measured."""
         run = (point or self.points[-1]).run
         return 1 if run.nodes == 1 else math.ceil(processes * run.nodes / run.processes)
 
     def speed(self, several):
-        """Bytes/s among several machines or within one; of the other kind where one alone was measured."""
+        """Bytes/s among several machines or within one; where only one of the two was measured, that one."""
         return self.bandwidth.get(several) or self.bandwidth[not several]
 
 

@@ -34,7 +34,7 @@ class PeerLost(TrainingFault):
 
 
 def agreed(kind, text):
-    """A problem that every rank finds, for one of them to tell."""
+    """An exception of this kind that every rank raises alike, so that only one of them has to tell it."""
     problem = kind(text)
     problem.same_everywhere = True
     return problem

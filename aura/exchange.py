@@ -1,14 +1,14 @@
 """Gradients that travel by rows, on the CPU, where every byte costs the cores that compute.
 
-Of an embedding that nothing else uses, a batch touches the few rows of its tokens and the rest of the gradient is zero:
-of BERT's 30,522 rows at most batch * length. DistributedDataParallel is told to leave such parameters alone; once
-backward has ended, the rows that are not zero travel, each with its number.
+In the gradient of an embedding that nothing else uses, only the rows of the batch's tokens are not zero: at most
+batch * length of BERT's 30,522. DistributedDataParallel is told to leave such parameters alone; once backward has
+ended, the rows that are not zero travel, each with its number.
 """
 
 import torch
 import torch.distributed as c10d
 
-DENSE_SHARE = 0.5  # of the rows, added up over the ranks: beyond this, to send the whole gradient costs no more
+DENSE_SHARE = 0.5  # of the rows, added up over the ranks: beyond this, sending the whole gradient costs no more
 
 
 def average_rows(gradient, world_size):

@@ -1,4 +1,4 @@
-"""What a rank computes, and what this and the measured network mean for training."""
+"""How fast a rank computes, and what this and the measured network mean for training."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ SHARE = 0.2  # of a step: what waiting for the network should stay below
 
 def compute_speed(device):
     """{"flops": FLOP/s of a matrix product (float32 on a CPU, 16 bits on CUDA), "seconds": of each window per 1e9
-    FLOPs, "waited": share of the processor that its busiest thread wanted and others had, None where unknown}."""
+    FLOPs, "waited": share of its busiest thread's time in which others had the processor, None where unknown}."""
     size = SIZES[device.type]
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
@@ -53,7 +53,7 @@ def _scheduled():
 
 
 def _waited(before, after):
-    """The waiting share of the thread that wanted a processor most; others than those that compute want little."""
+    """The waiting share of the thread that wanted a processor most; threads that do not compute want little."""
     spent = [(now[0] - before[thread][0], now[1] - before[thread][1]) for thread, now in after.items()
              if thread in before]
     ran, waited = max(spent, key=sum, default=(0, 0))

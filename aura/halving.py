@@ -14,7 +14,7 @@ from aura.allreduce import BUCKET_BYTES, FIRST_BUCKET_BYTES, GRADIENT_BYTES
 from aura.sync import Exact, name_run
 
 LARGEST = torch.finfo(torch.float16).max
-USUAL = 64.0  # where a bucket's greatest mean gradient is put: a thousand times more still fits, a millionth is exact
+USUAL = 64.0  # a bucket's greatest mean gradient is scaled to it: 1000 times more still fits, a millionth is exact
 
 
 class Fp16(Exact):
@@ -109,7 +109,7 @@ class Halved(torch.nn.Module):
     @torch.no_grad()
     def arrive(self):
         """Wait until the gradients of this step have come and put the means into .grad."""
-        while len(self.sent) < len(self.buckets):  # what the loss did not depend on
+        while len(self.sent) < len(self.buckets):  # buckets that the loss did not wholly depend on
             self._send()
         for number, (half, work) in enumerate(self.sent):
             work.wait()
@@ -121,8 +121,8 @@ class Halved(torch.nn.Module):
 
 
 def halve(values, scale, world_size):
-    """(values * scale as float16, so limited that the sum over the ranks is finite; what that took off `values`). All
-    NaN, and nothing taken off, when one of them is not finite."""
+    """(values * scale as float16, so limited that the sum over the ranks is finite; what that took off `values`). When
+    one of the values is not finite, the first is all NaN and the second 0."""
     limit = LARGEST / (world_size * (1 + 2**-11) ** world_size)  # each addition, and the limit, may be rounded up
     half = (values * scale).clamp_(-limit, limit).add_(values.sum() * 0).half()
     return half, (values - half.float() / scale).nan_to_num_(nan=0.0)
@@ -140,7 +140,7 @@ def _grouped(parameters):
 
 
 def _scale(peak, before):
-    """The power of two that puts `peak` at or below USUAL; the one of before where there is no peak."""
+    """The largest power of two that puts `peak` at or below USUAL; `before` where there is no peak."""
     wanted = USUAL / peak
     # Its highest bit. A logarithm of a power of two may fall short of it, on one rank's device and not on another's.
     scale = wanted / (2 * torch.frexp(wanted).mantissa)

@@ -27,7 +27,7 @@ from aura.signals import ORDERLY, die_with_parent, ignored
 
 LISTENED = "AURA_LAUNCHER"  # the name of this launch, for processes whose standard error the launcher reads
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
-PIECE = 1000  # characters that are written at once, up to 4 bytes each: of more the pipe would mix those of two ranks
+PIECE = 1000  # characters that are written at once, up to 4 bytes each: the pipe would mix longer ones of two ranks
 SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
@@ -69,7 +69,7 @@ def run_rank(command):
         os.killpg(child.pid, signal.SIGKILL)
     relay.join(1)  # something that left the session may hold the pipe
     if tell(code=code if code >= 0 else EXIT_SIGNAL_BASE - code):
-        # torchrun kills the rest within 30 s of the first that leaves: not while rank 0 saves, or has yet to speak.
+        # torchrun kills the rest within 30 s of the first that leaves: stay while rank 0 saves, or has yet to speak.
         agreed = code in (EXIT_BAD_INPUT, EXIT_FAULT) and os.environ["LOCAL_RANK"] != "0"
         deadline = time.monotonic() + (SAVE_SECONDS if code in STOPPED else SPEAK_SECONDS if agreed else 0)
         while len(told) == heard and os.getppid() == torchrun and time.monotonic() < deadline:
@@ -212,9 +212,9 @@ class Launch:
             rank = self.ranks[number]
             silent = rank.code in (EXIT_BAD_INPUT, EXIT_FAULT) and not rank.error  # rank 0 speaks for all of them
             echo = rank.error.startswith(ECHOES)
-            # A signal that was asked for is no lost machine: who lost a rank that stopped before it could say so comes
-            # after that one. Of those left the first is who saves, and so the one that knows the last checkpoint; it
-            # ends last.
+            # After a stop that was asked for, no machine is lost: a rank that says one is, because that one stopped
+            # before it could tell, comes after it. Of several that say so, the lowest is the one that saves, and so
+            # knows the last checkpoint; it ends last.
             return 2 * (echo and bool(self.asked)) or rank.code in STOPPED, echo, silent, number if echo else 0
 
         return min(failed, default=None, key=secondary)

@@ -15,7 +15,7 @@ from aura.errors import UserError
 from aura.files import explain, write_json
 
 STRATEGIES = ("none", "ddp", "fp16", "diloco", "fsdp")  # none: one process; the next three: of --sync
-EXCHANGING = ("ddp", "fsdp")  # in every step whole gradients or weights, and what that costs is measured
+EXCHANGING = ("ddp", "fsdp")  # whole gradients or weights in every step; what that costs is measured
 PADDINGS = ("dynamic", "fixed")
 COMPLETE, SIGNALLED = "completo", "señal"
 CHOICES = {"strategy": STRATEGIES, "padding": PADDINGS, "exit": (COMPLETE, SIGNALLED)}
@@ -110,7 +110,7 @@ def save(directory, result):
 
 
 def read(directory):
-    """(results, notes): the runs in `directory` by time, and one Spanish line for each file that is none, skipped.
+    """(results, notes): the runs in `directory` by time, and one Spanish line for each other file, which is skipped.
 
     Raises UserError where the folder is missing, cannot be read, or holds no run at all.
     """

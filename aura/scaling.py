@@ -1,8 +1,8 @@
 """How well several processes do against one: `--benchmark` measures it, training reports against it.
 
 Kept in benchmark.json of --log-dir, by number of processes and setting: tokens/s of training steps, and of the same
-steps without exchanging gradients. Scaling efficiency is tokens/s over as many times those of one process; the share of
-communication is what exchanging takes off the tokens/s.
+steps without exchanging gradients. Scaling efficiency is tokens/s over those of one process times the number of
+processes; the share of communication is what exchanging takes off the tokens/s.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from aura.files import write_json
 
 FILE = "benchmark.json"
 WARMUP, ROUNDS, EXCHANGES = 2, 8, 3
-# Arguments in which figures that are compared must be equal.
+# Arguments that must be equal where figures are compared.
 SETTING = ("batch_size", "precision", "compile", "attention", "grad_checkpointing", "document_attention")
 
 
 def setting(args, config, device):
     """What must be equal for two figures to be comparable."""
-    # One that was not given follows from the number of processes (hrm_training.keep_effective_batch).
+    # A --grad-accum that was not given follows from the number of processes (hrm_training.keep_effective_batch).
     accum = args.grad_accum if "grad_accum" in args.given else None
     return {"config": asdict(config), "device": backend.device_name(device), "grad_accum": accum,
             **{name: getattr(args, name) for name in SETTING}}
@@ -57,7 +57,7 @@ def _kept(args):
 def benchmark(args, dist, loader, precision, config, module, loss_fn):
     """Time training steps with and without exchanging gradients, in turns; print and keep the medians.
 
-    Not for --fsdp, whose weights travel as well. The weights are trained meanwhile and forgotten.
+    Not for --fsdp, whose weights travel as well. The weights that it trains are not kept.
     """
     optimizer = optim.adamw(module, args.lr, args.weight_decay)
     model = dist.wrap(module.compiled() if args.compile else module)
@@ -83,7 +83,7 @@ def benchmark(args, dist, loader, precision, config, module, loss_fn):
 
 @contextlib.contextmanager
 def enough_memory(dist):
-    """A block in which no rank waits for another: OutOfMemory on all of them where the memory of one is not enough."""
+    """A block in which no rank waits for another. Raises OutOfMemory on all where the memory of one is not enough."""
     short = None
     try:
         yield
@@ -112,9 +112,9 @@ def step_seconds(dist, model, loss_fn, loader, grad_accum, precision, alone=Fals
 
 
 def exchange_seconds(dist, parameters, grad_accum, dtype):
-    """(bytes, median seconds on the slowest rank) of what a step of so many parameters exchanges, with nothing else to
-    do meanwhile: gradients in float32, added up over the ranks; of a model that is cut, also its weights, as dtype,
-    gathered for forward and backward of each micro-batch. Raises as enough_memory() does."""
+    """(bytes, median seconds on the slowest rank) of what a step of a model with so many parameters exchanges, with
+    nothing else to do meanwhile: gradients in float32, added up over the ranks; if it is cut, also its weights, as
+    dtype, gathered for forward and backward of each micro-batch. Raises as enough_memory() does."""
     share_of, times = -(-parameters // dist.world_size), []
     with enough_memory(dist):
         whole = torch.zeros(share_of * dist.world_size, device=dist.device)

@@ -28,8 +28,8 @@ def shard(module, optimizer, dist, dtype=None):
     state yet, follow. Each parameter becomes a DTensor on dist.device; until then `module` may be on the CPU and, on
     other ranks than 0, on the meta device. No other rank ever holds more than its slices and one whole tensor.
 
-    module.blocks() -> submodules that are called one after another. Of each, every child that holds matrices is
-    gathered for itself; norms, which a neighbouring block may use, and all the rest are gathered for the whole forward
+    module.blocks() -> submodules that are called one after another. In each, every child that holds matrices is
+    gathered by itself; norms, which a neighbouring block may use, and all the rest are gathered for the whole forward
     and backward. dtype: of the products under autocast, which every forward then needs; None for that of the weights.
     Between the micro-batches of a step each rank holds the gradients of all parameters (4 bytes each).
     Raises UserError where the group cannot do it, TrainingFault where it does it wrong.
@@ -41,14 +41,14 @@ def shard(module, optimizer, dist, dtype=None):
     dist.mesh = mesh = dist.mesh or DeviceMesh.from_group(c10d.group.WORLD, dist.device.type)
     check_average(dist, mesh)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes in place
-    # By name meanwhile: an optimiser that held them would keep the whole weights on the device.
+    # By name for now: an optimiser that held them would keep the whole weights on the device.
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for group in optimizer.param_groups:
         group["params"] = [names[id(parameter)] for parameter in group["params"]]
     weights = module.state_dict() if dist.main else {}
     module.to("meta")
-    # Autocast alone would do the same sums, but each cast copy of a weight would live from forward to backward, a whole
-    # model of them on every card. Gathered in the products' dtype there is nothing left to cast, and half to send. What
+    # Autocast alone would compute the same, but each cast copy of a weight would live from forward to backward, a whole
+    # model of them on every card. Weights gathered in the products' dtype need no cast, and half the bytes. What
     # autocast keeps in float32 (norms, embeddings, the residual stream) is not in a block's matrices; inputs are left
     # to it.
     cast = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -106,8 +106,8 @@ def check_average(dist, mesh):
 
 
 def in_step(batches, dist, request=None):
-    """Yield this rank's `batches`, on all ranks; where a forward pass takes all of them, as many on each: None where
-    one has no more. request: a StopRequest, by which all leave at the same batch.
+    """Yield this rank's `batches`; to be called on all ranks. Where a forward pass takes all of them, each yields as
+    many: None once it has no more. request: a StopRequest, by which all leave at the same batch.
 
     Raises Abandoned when any rank was asked to stop."""
     batches, every = iter(batches), 1 if dist.sharded else AGREE_BATCHES
@@ -129,7 +129,7 @@ def is_shard(tensor):
 
 
 def whole(tensor):
-    """`tensor`, or all of the tensor it is a slice of; then every rank has to ask."""
+    """`tensor`, or the whole tensor that it is a slice of, for which every rank has to call this."""
     return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
@@ -164,7 +164,7 @@ def load_whole(module, weights):
 
 
 class _TimedExchange:
-    """What FSDPModule.set_custom_all_gather and set_custom_reduce_scatter take: torch's own exchange, by a Clock."""
+    """For FSDPModule.set_custom_all_gather and set_custom_reduce_scatter: torch's own exchange, timed by a Clock."""
 
     def __init__(self, exchange, clock):
         self.exchange, self.clock = exchange, clock
@@ -179,8 +179,8 @@ class _TimedExchange:
 
 
 def time_exchanges(module, clock):
-    """Let `clock` (clock.Clock) know what the shards of `module`, if it is cut, take to be exchanged; on the CPU,
-    where an exchange is over when its call returns."""
+    """Let `clock` (clock.Clock) time the exchanges of the shards of `module`, if it is cut; on the CPU alone, where an
+    exchange is over when its call returns."""
     for part in module.modules():
         if hasattr(part, "set_custom_all_gather") and not clock.blind:
             part.set_custom_all_gather(_TimedExchange(GATHER, clock))
@@ -206,8 +206,8 @@ def exchanging(model, wanted):
 
 @contextlib.contextmanager
 def same_output(module):
-    """A block in which every rank's call of `module` returns the tensor of rank 0: what the ranks decide by it, such as
-    when a text ends, they decide alike, though their cards may round differently."""
+    """A block in which every rank's call of `module` returns the tensor of rank 0: so they all decide alike what
+    depends on it, such as when a text ends, though their cards may round differently."""
 
     def take_over(module, inputs, output):
         c10d.broadcast(output, src=0)

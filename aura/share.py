@@ -23,7 +23,7 @@ def share_out(dist, dataset, data_dir):
 
     Only ranks whose --data-dir lacks it receive it, one per machine and folder. `dataset` matters on rank 0 alone.
     """
-    # The folder need not be called as its data are: somebody may have renamed it.
+    # The folder may have another name than the data in it: somebody may have renamed it.
     meta, name = dist.broadcast_tree((dataset.meta, dataset.directory.name) if dist.main else None)
     final = Path(data_dir) / name
     have = dist.main or _has_intact(dist, meta, final)
@@ -61,7 +61,7 @@ def _has_intact(dist, meta, final):
 
 
 def _place(data_dir):
-    """What tells two machines, also two copies of one virtual machine, or two folders of one machine, apart."""
+    """A text that differs between machines, also copies of one virtual machine, and between folders of one machine."""
     stat = os.stat(data_dir)
     return f"{socket.gethostname()}/{boot()}/{stat.st_dev}/{stat.st_ino}"
 
@@ -84,7 +84,7 @@ def _transfer(dist, meta, dataset, final, group):
 
 
 def _skipped(name):
-    """Bytes that a file's hash leaves out: a shard's is that of its tokens."""
+    """Bytes at the beginning of a file that its hash leaves out: a shard's hash is that of its tokens."""
     return tokens.HEADER_BYTES if name.endswith(".bin") else 0
 
 

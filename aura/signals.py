@@ -1,8 +1,8 @@
 """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly stop; a second Ctrl+C leaves at once.
 
 A thread listens for that second one, because Python runs its handlers only when the main thread is back from C++: a
-process that waits for a machine that is gone would never hear it. Who was started by another asks the system for a
-signal when that one dies: killed, it could not send any.
+process that waits for a machine that is gone would never hear it. A process that another of ours started asks the
+system for a signal when that one dies: killed, it could not send any itself.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class StopRequest:
 
     @staticmethod
     def leave_on_second_interrupt(reader):
-        """Watch the signal numbers that arrive at a socket until its other end is closed."""
+        """Watch the signal numbers that arrive at a socket until its other end is closed; exit at a second Ctrl+C."""
         first = None
         while arrived := reader.recv(1):
             if arrived[0] != signal.SIGINT:
@@ -53,8 +53,8 @@ def ignored(number):
 
 @contextlib.contextmanager
 def orderly_stop():
-    """Yield a StopRequest that the signals set; the handlers of before are put back at the end. Once a stop was asked
-    for, only that of Ctrl+C is: the others no longer do anything. Inside another such block, it is that one's request.
+    """Yield a StopRequest that the signals set; at the end the former handlers are put back or, if a stop was asked
+    for, only that of Ctrl+C: the other signals then do nothing more. Inside another such block, yield its request.
 
     Outside the main thread, where Python allows no handlers, nothing ever sets it.
     """
@@ -77,7 +77,7 @@ def orderly_stop():
     finally:
         signal.set_wakeup_fd(before_fd)
         for number, handler in before.items():
-            # Who asked once may ask again while this process says good-bye, as Slurm does: of the job and of its step.
+            # Whoever asked may ask again while this process ends, as Slurm does: it signals the job and its step.
             asked_again = request.number and number != signal.SIGINT
             signal.signal(number, request.handle if asked_again else handler)
         writer.close()
@@ -87,7 +87,8 @@ def orderly_stop():
 
 def die_with_parent(number, parent):
     """A function that makes the process calling it receive `number` when its parent, pid `parent`, dies (Linux)."""
-    # Loaded here: between fork and exec, where subprocess calls ask(), as little as can be is done. Windows has none.
+    # Loaded here: between fork and exec, where subprocess calls ask(), as little as possible should be done. Windows
+    # has no such library.
     library, set_death_signal = ctypes.CDLL(None) if sys.platform == "linux" else None, 1  # PR_SET_PDEATHSIG, prctl(2)
 
     def ask():

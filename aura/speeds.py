@@ -12,7 +12,7 @@ from aura.errors import UserError
 from aura.files import write_json
 
 COMPILED = "torch.compile"  # what models are not run with: the kernels are not chosen against it
-OTHER_KERNELS = "ours, mma.sync"  # of Hopper's, those that other cards have: ours too
+OTHER_KERNELS = "ours, mma.sync"  # on Hopper, our kernels for other cards: no peer, but ours too
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Speeds:
     card: str = "esta tarjeta"
 
     def __post_init__(self):
-        """wins() goes through them by size."""
+        """Sort the cells by size, as wins() goes through them."""
         for cells in self.cells.values():
             cells.sort()
 
     def wins(self, kind, size):
         """Whether ours are the faster for this (op, dtype, form, width), at the measured size that is nearest in
-        proportion. What nobody has measured is torch's."""
+        proportion. What nobody has measured goes to torch."""
         smaller, wins = 0, False
         for at, ratio in self.cells.get(kind, ()):
             # In integers, and without min(): models ask under torch.compile, which follows this and no logarithms.
@@ -56,7 +56,7 @@ def learnt(rows):
             case.setdefault(row["peer"], []).append((row["ours_ms"], row["peer_ms"]))
     cells = {}
     for (op, variant, shape), peers in times.items():
-        whole = max(map(len, peers.values()))  # directions; a peer that refuses one is none
+        whole = max(map(len, peers.values()))  # directions; a peer that refuses one does not count
         ratios = [sum(peer for _, peer in both) / sum(ours for ours, _ in both)
                   for both in peers.values() if len(both) == whole]
         dtype, _, form = variant.partition(", ")
@@ -66,7 +66,7 @@ def learnt(rows):
 
 
 def write(path, speeds):
-    """Keep them in a file."""
+    """Write `speeds` into a file."""
     write_json(path, [[op, str(dtype).removeprefix("torch."), form, width, cells]
                       for (op, dtype, form, width), cells in speeds.cells.items()])
 

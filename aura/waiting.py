@@ -61,7 +61,7 @@ def closed(host, port):
         return REFUSED
     except TimeoutError:
         return MUTE
-    except (socket.gaierror, UnicodeError):  # the latter of two dots side by side
+    except (socket.gaierror, UnicodeError):  # UnicodeError: two dots side by side
         return UNKNOWN
     except OSError:  # EHOSTUNREACH, ENETUNREACH
         return NO_WAY
@@ -79,7 +79,7 @@ def for_machine_0(host, port):
 
 
 def main():
-    """For ddp_launch.sh, with which this ends."""
+    """Called by ddp_launch.sh; ends with it."""
     die_with_parent(signal.SIGTERM, os.getppid())()
     for_machine_0(sys.argv[1], int(sys.argv[2]))
     return EXIT_OK
