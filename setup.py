@@ -32,7 +32,7 @@ class BuildWithNinja(build_ext):
     """The build of aura/extension.py, so that files and flags are written once."""
 
     def build_extension(self, ext):
-        """Build where setuptools expects it; a CompileError where that cannot be done."""
+        """Build where setuptools expects it; raises CompileError where that cannot be done."""
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # should this build fail, an older one must not be installed in its place

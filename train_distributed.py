@@ -180,7 +180,7 @@ def train(args, dist, task, clock):
                                    min_lr=args.min_lr_ratio * args.lr)
 
     reporter.start(first, run.progress.logged, again=run.progress.owed is not None)
-    with orderly_stop() as request:  # also while model and figures are left: what is done is done
+    with orderly_stop() as request:  # also while model and figures are written: no signal cuts that short
         try:
             progress, stopped = loop.train(
                 ready.model, start.injected(answer_loss, dist), loader, optimizer, ready.at_step(schedule),

@@ -19,9 +19,9 @@ from aura.models import gpt
 # What a preset decides besides the model's sizes (aura/models/gpt.py). Learning rates: Brown et al. 2020, table 2.1,
 # for the published sizes; found by trial on the built-in sample for demo, where twice the rate with a third of the
 # warm-up made training chaotic: a rounding error grew to 0.05 in the loss within 50 steps, and the loss was higher.
-# The second moment should remember as many tokens whatever a step has (Marek et al. 2025, arXiv:2507.07101): GPT-3's
-# beta2 of 0.95 is for steps of half a million and more. 0.99 by trial for demo, whose steps have a thousandth of that;
-# for the others, with 32,768, by the paper's rule alone, which would go further.
+# The second moment should remember as many tokens however many a step has (Marek et al. 2025, arXiv:2507.07101): the
+# beta2 of GPT-3, 0.95, is for steps of half a million and more. 0.99 by trial for demo, whose steps have a thousandth
+# of that; for the others, with 32,768, by the paper's rule alone, which would go further.
 RECIPES = {
     "demo": {"batch_size": 4, "grad_accum": 1, "lr": 1e-3, "beta2": 0.99, "warmup_ratio": 0.1, "max_steps": 1200,
              "epochs": 1},
@@ -80,7 +80,7 @@ def main():
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)
-            # Too large with any vocabulary: said before the data, which decide on that, take their time.
+            # A model too large with any vocabulary is refused before the data, which decide on that, take their time.
             start.require_memory(args, dataclasses.replace(config, vocab_size=0), dist, pretrain.SMALLER)
         data = pretrain.load_data(args, dist, config)
         if args.prepare:

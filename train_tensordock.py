@@ -38,8 +38,8 @@ class Preset:
     checkpoint_freq: int = 500
 
 
-# From large to small: `auto` takes the first that fits. About 65k tokens a step but on a CPU. Learning rates: Brown et
-# al. 2020, table 2.1, for the sizes next to these.
+# From large to small: `auto` takes the first that fits. About 65k tokens a step, except on a CPU. Learning rates:
+# Brown et al. 2020, table 2.1, for the sizes next to these.
 PRESETS = {
     "aura-72h-max": Preset(gpt.GPTConfig(32_000, 2048, 32, 20, 2560, 0.0), 2, 16, 2e-4, "selective"),
     "aura-72h-extended": Preset(gpt.GPTConfig(32_000, 2048, 24, 16, 2048, 0.0), 2, 16, 2e-4, "selective"),
@@ -122,8 +122,8 @@ def flag(name):
 
 
 def place(args):
-    """Put everything that was given no place of its own into the output folder: that of the checkpoint to go on from,
-    unless told otherwise."""
+    """Put everything that was given no place of its own into the output folder. Where that is not given, it is the one
+    of the checkpoint to go on from, or `salida`."""
     if args.output_dir is None:
         named = Path(args.resume)
         folder = named if named.is_dir() else named.parent
@@ -206,8 +206,8 @@ def choose_preset(args, card):
 
 
 def ladder(args, config):
-    """(flags, config) of every preset, as plan.alternatives() takes them. What was given would win over the preset:
-    the flags undo it for the sizes, and the rest stays as it is."""
+    """(flags, config) of every preset, as plan.alternatives() takes them. What was given wins over a preset, so
+    the flags repeat the preset's sizes; the rest stays as given."""
     kept = {name: getattr(config, name) for name in ("vocab_size", "dropout") if name in args.given}
     return [(" ".join([f"--model_preset {name}", *(f"{flag(size)} {getattr(preset.config, size)}" for size in SIZES
                                                    if size in args.given)]),
@@ -215,9 +215,9 @@ def ladder(args, config):
 
 
 def show_plan(args, job, card, tokens, counted, progress, note):
-    """Print the plan for `tokens` tokens of training text, `counted` or estimated, and what of it is left after the
-    Progress of a checkpoint, a dict or None; raises UserError when the model does not fit the card, and when there are
-    too few for a step."""
+    """Print the plan for `tokens` tokens of training text, `counted` or estimated, and what is left of it after a
+    checkpoint. progress: that one's Progress, a dict, or None. Raises UserError when the model does not fit the card,
+    and when the tokens are too few for a step."""
     per_epoch = job.steps_per_epoch(tokens)
     if not per_epoch and (counted or args.dry_run):
         raise UserError(f"los datos dan {max(0, tokens - 1) // args.seq_len} ventanas y cada paso usa "
@@ -230,7 +230,7 @@ def show_plan(args, job, card, tokens, counted, progress, note):
     for line in plan.lines(job, card, steps=steps, steps_per_epoch=per_epoch, target_hours=args.target_hours,
                            presets=presets, by_steps=args.max_steps is not None):
         note(line)
-    if progress:  # of epochs, in steps of today's batch
+    if progress:  # epochs are counted in steps of today's batch
         done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step
         left = max(0, steps - done)
         time = f", {plan.hours(job, left * job.tokens_per_step, card.flops):.1f} h" if card.flops else ""
@@ -312,8 +312,8 @@ def run_within_memory(args, dist, data, config):
 
 
 def keep_earlier_model(folder, note):
-    """Move the model that another run has left in `folder` aside, as its checkpoints will be, with all it is used with:
-    the tokenizer that is to lie there is not its own."""
+    """Move aside the model that another run left in `folder`, as its checkpoints will be, with all that it needs: the
+    tokenizer about to be written there is not its own."""
     model, *_ = written_by(folder / DESCRIPTION) or [None]
     if model and (folder / model).exists():
         moved = set_aside([folder / name for name in (model, DESCRIPTION, *tokenizer.NAMES)], folder)
@@ -332,7 +332,7 @@ def main():
     place(args)
     state = recall.recorded(args, dist.print)
     if state is not None:
-        if state["arguments"]["grad_checkpointing"] is True:  # of before there was any other way
+        if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way
             state["arguments"]["grad_checkpointing"] = "full"
         recall.arguments(args, state, FIXED, flag, dist.print)
     card = find_card(args, dist.device)

@@ -23,7 +23,7 @@ LEAST_CAPABILITY = (8, 0)  # Ampere: mma.sync of bfloat16, cp.async
 OUTPUT = "cuda.so"
 ISA, LEAST_ISA = "AURA_CUDA_ISA", "sm_80"
 USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
-# All of nvcc that pip has, from CUDA 13 on; the last two would come in a newer version by themselves, which it refuses.
+# What nvcc consists of in pip, from CUDA 13 on. Not named, the last two come in a newer version, which nvcc refuses.
 PIP_PACKAGES, LEAST_PIP_MAJOR = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt"), 13
 
 _loaded = None  # the library: it must not be unloaded
@@ -31,7 +31,7 @@ _loaded = None  # the library: it must not be unloaded
 
 def load():
     """Build and load the kernels for the current card, if need be. Raises Unavailable, with the reason, and UserError
-    if AURA_CUDA_ISA asks for what there is not."""
+    if AURA_CUDA_ISA has an unknown value."""
     global _loaded
     asked = os.environ.get(ISA) or LEAST_ISA
     if asked != LEAST_ISA:
@@ -45,14 +45,14 @@ def load():
 
 
 def speeds_file():
-    """Where it is kept which of these kernels are faster than torch on the current card: beside them, so that nobody
-    believes what was measured with others. Raises Unavailable."""
+    """The file that keeps which of these kernels are faster than torch on the current card. It lies beside them, so
+    that nobody believes what was measured with others. Raises Unavailable."""
     return extension.build_folder(_plan()[1]) / _speeds_name()
 
 
 def known_speeds():
-    """The speeds.Speeds measured on the current card or, where nobody has, those that this package brings for cards of
-    its name; None where there are neither. Raises Unavailable, and UserError for a damaged file."""
+    """The speeds.Speeds measured on the current card or, where there are none, those that this package brings for cards
+    of its name; None where there are neither. Raises Unavailable, and UserError for a damaged file."""
     own, shipped = speeds_file(), Path(__file__).with_name(_speeds_name())
     return speeds.read(own) or speeds.read(shipped, f"una {torch.cuda.get_device_name()}")
 
@@ -116,7 +116,7 @@ def find_nvcc():
 
 
 def version_of(nvcc):
-    """What it says of itself, "" where there is none."""
+    """What `nvcc --version` prints, "" where there is none."""
     return extension.output_of([str(nvcc), "--version"])
 
 
@@ -127,8 +127,8 @@ def architecture(capability):
 
 
 def ninja_file(nvcc, compiler, capability):
-    """How OUTPUT is built, what knows torch too: nvcc hands C++ to the compiler, with its own headers. The CUDA runtime
-    is the one that torch has brought, by way of libc10_cuda."""
+    """The ninja file that builds OUTPUT. The source that includes torch goes through nvcc too, which hands C++ to the
+    compiler and adds its own headers. The CUDA runtime is the one that torch brings, by way of libc10_cuda."""
     torch_here = extension.find_torch()
     headers, libraries = torch_here.folder / "include", torch_here.folder / "lib"
     command = [str(nvcc), "-ccbin", compiler[0]]

@@ -56,7 +56,7 @@ WITHOUT_TORCH = "none"
 OUTPUT = "_C.so"
 
 KERNEL_FLAGS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast"]
-# What is written after -march=x86-64, which undoes a -march in CXX: a set must have its own instructions and no more.
+# Flags that follow -march=x86-64, which overrides a -march in CXX: a set must have its own instructions and no more.
 AVX512 = [
     *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
     "-mprefer-vector-width=512",
@@ -68,11 +68,11 @@ X86_ISAS = {
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
-# The instruction by which it is seen whether a compiler, or the assembler it calls, is too old for a set.
+# An instruction that shows whether a compiler, or the assembler it calls, is too old for a set.
 NEWEST = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tdpbf16ps %tmm0, %tmm1, %tmm2"}
 
 BUILD_LIMIT_S = 900
-WAIT_LIMIT_S = 1200  # a little longer than a build may take, so that who waits sees its end
+WAIT_LIMIT_S = 1200  # a little longer than a build may take, so that a process that waits sees its end
 WAIT_NOTICE_S = 5
 UNUSED_BUILD_S = 30 * 24 * 3600
 
@@ -141,14 +141,14 @@ def instruction_sets() -> dict[str, list[str]]:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return {"portable": []}
     made = {isa: ["-march=x86-64", *flags] for isa, flags in X86_ISAS.items()}
-    if sys.platform != "linux":  # who has to be asked for the tiles
+    if sys.platform != "linux":  # the system has to be asked for the tiles, and only Linux is
         del made["amx"]
     return made
 
 
 def _made_by(compiler: list[str], folder: Path) -> dict[str, list[str]]:
-    """instruction_sets() without what the compiler, or the assembler it calls, is too old for: AVX-512 BF16 asks for
-    GCC 10 or clang 9 and binutils 2.33, AMX for GCC 11 and younger others. `folder`: where to try."""
+    """instruction_sets() without those that the compiler, or the assembler it calls, is too old for: AVX-512 BF16 asks
+    for GCC 10 or clang 9 and binutils 2.33, AMX for GCC 11 or newer ones of the other two. `folder`: where to try."""
     found = instruction_sets()
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=folder, ignore_cleanup_errors=True) as trial:
         for isa, instruction in NEWEST.items():
@@ -212,7 +212,7 @@ def source_hash(suffixes: tuple[str, ...] = (".cpp", ".h", ".inl")) -> str:
 
 
 def output_of(command: list[str]) -> str:
-    """What a query of a tool prints, or "" when the command is absent or hangs: then it is simply another answer."""
+    """What a query of a tool prints, or "" when the command is absent or hangs: that is an answer too."""
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -249,7 +249,7 @@ def _processor_flags() -> str:
 
 
 def build_key(compiler: list[str]) -> str:
-    """Name of the folder of a build: another source, flag, tool or processor is another folder."""
+    """Name of the folder of a build: another source, flag, tool or processor gets another folder."""
     nvcc = shutil.which("nvcc")
     parts = {
         "sources, flags and torch": _ninja_file(compiler, True, instruction_sets()),
@@ -318,7 +318,7 @@ def _ninja_file(compiler: list[str], native: bool, isas: dict[str, list[str]]) -
         "rule compile",
         f"  command = {quoted(compiler)} $flags -c $in -o $out",
         "rule link",
-        # Libraries come after the objects that need them: --as-needed, the default of some systems, drops them else.
+        # Libraries come after the objects that need them, or --as-needed, the default of some systems, drops them.
         f"  command = {quoted(compiler)} $in {quoted(link_flags())} -o $out",
     ]
     compiled = units(compiler, native, isas)
@@ -377,7 +377,7 @@ def build(compiler: list[str], target: Path, native: bool) -> None:
 
 
 def run_build(rules: str, output: str, target: Path) -> None:
-    """Build the file `output` of a ninja file beside `target`, flush, rename: what bears the final name is whole."""
+    """Build the file `output` of a ninja file beside `target`, flush, rename: a file of the final name is whole."""
     ninja = _ninja()
     for leftover in target.parent.glob("tmp-*"):
         # A killed builder's compiler may still be writing there: what cannot go now goes with the next build.
@@ -420,7 +420,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _ahead_of_time() -> Path | None:
-    """The module that `pip install` built, unless the sources are at hand and make another one."""
+    """The module that `pip install` built, unless csrc/ is here and it, or torch, is not what that was built from."""
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name("_C" + suffix)
         if path.exists():
@@ -431,7 +431,7 @@ def _ahead_of_time() -> Path | None:
 
 
 def _remove_unused_builds(newest: Path) -> None:
-    """Remove what nobody has loaded for long; to load a build is to touch it."""
+    """Remove builds that nobody has loaded for long; loading one sets its time."""
     for built in newest.parent.parent.glob("[0-9a-f]" * 20 + "/" + newest.name):
         with suppress(OSError):  # another builder removes the same ones
             if time.time() - built.stat().st_mtime > UNUSED_BUILD_S:
@@ -466,7 +466,7 @@ def built_once(key: str, output: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(target: Path, make: Callable[[Path], None], lock: TextIO, waited: bool) -> None:
-    """make(target). Why it failed stands in the lock's file: who waited for it would fail alike, one by one."""
+    """make(target). Where it fails, the lock's file says why: those that waited would fail alike, one by one."""
     lock.seek(0)
     if waited and (reason := lock.read()):
         raise Unavailable(reason)

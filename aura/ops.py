@@ -32,11 +32,11 @@ _gpu = False  # True: tensors on a GPU go to our kernels too, those that they ta
 def use(choice="auto", device="cpu"):
     """Choose what carries out the operations: fused (our kernels), sdpa (torch's), reference (attention written out).
 
-    auto is fused where the extension can be built, else sdpa; on a GPU each operation goes to whoever was the faster
-    when `benchmarks/gpu.py --learn` measured this card or, before that, we one of its name, and all to torch where
-    nobody has. Builds and loads the extension if need be, and its kernels for a device "cuda" where they are wanted.
-    Tensors our kernels do not take (float16 and heads wider than 256 on a CPU; float64, attention in float32 and heads
-    of no width of GPU_WIDTHS on a GPU; other devices) go to torch's in any case. Returns the choice made.
+    auto is fused where the extension can be built, else sdpa; on a GPU each operation goes to whichever was faster
+    when `benchmarks/gpu.py --learn` measured this card or, failing that, when we measured one of its name; where nobody
+    has, all go to torch. Builds and loads the extension if need be, and its kernels for a device "cuda" where they are
+    wanted. Tensors our kernels do not take (float16 and heads wider than 256 on a CPU; float64, attention in float32
+    and heads of no width of GPU_WIDTHS on a GPU; other devices) go to torch's in any case. Returns the choice made.
     Raises UserError where fused cannot be had.
     """
     global _choice, _gpu
@@ -81,7 +81,7 @@ def _load():
 
 def _load_gpu(choice):
     """(what _gpu becomes, None or why there are no kernels for the GPU). Loads them for fused, and for auto where they
-    are known to be faster at something; for auto their absence is no reason."""
+    are known to be faster at something; for auto the second is always None."""
     from aura import cuda_extension  # asks for a compiler and a toolkit that only this needs
 
     try:
@@ -99,7 +99,7 @@ def _load_gpu(choice):
 
 def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
     """Whether our kernels are chosen for tensors like x and take them. on_gpu: the dtypes that those of a GPU take.
-    op, size, form, width: what is done, as speeds.Speeds tells it."""
+    op, size, form, width: the operation, as speeds.Speeds describes it."""
     if _choice is None:
         use()
     if _choice != "fused" or torch.autograd.forward_ad._current_level >= 0:  # ours would give tangents of zero
@@ -112,7 +112,7 @@ def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
         return True
     dtype = x.dtype
     if op == "cross_entropy" and dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")  # of the logits, which are what it is given, whatever they are made of
+        dtype = torch.get_autocast_dtype("cuda")  # that of the logits counts, whatever dtype hidden has
     return _gpu.wins((op, dtype, form, width), size)
 
 
@@ -137,9 +137,9 @@ def attention(q, k, v, *, causal=True, scale=None, dropout=0.0, lengths=None, cu
     scale: 1 / sqrt(D) unless given. dropout: probability of dropping an attention weight.
     lengths: int [B], how many keys of each batch entry count; a query that sees none gives zeros.
     cu_seqlens: int [documents + 1], from 0 to B * T: bounds of documents in the flattened [B * T]; tokens see their own
-    document alone. Those on a GPU nobody checks: what is outside all documents is then left as the memory was.
-    rows_apart: no document runs on into the next batch entry, which spares torch's way, whose masks hold every pair of
-    tokens, the pairs of different entries. Returns [B, T, H, D].
+    document alone. On a GPU they are not checked: output outside all documents is left as the memory was.
+    rows_apart: no document runs on into the next batch entry; torch's way, whose masks hold every pair of tokens, then
+    leaves out the pairs of different entries. Returns [B, T, H, D].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if _takes_heads(q, causal, cu_seqlens, scale):
@@ -220,8 +220,8 @@ def rms_norm(x, weight, eps=1e-6):
 def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0, like_x=False):
     """One step of a pre-norm model: the branch x, with dropout, goes into the residual stream, which is normalised.
 
-    x, residual: [..., C]; weight, bias: [C]. like_x: the norm is for products in the dtype of x alone, and comes in
-    that dtype where the stream's is wider. Returns (layer_norm(new), new) with new = residual + dropout(x).
+    x, residual: [..., C]; weight, bias: [C]. like_x: the norm serves only products in the dtype of x, and comes
+    in that dtype where the stream's is wider. Returns (layer_norm(new), new) with new = residual + dropout(x).
     """
     if _takes("add_layer_norm", x, x.shape[-1]):
         return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout), like_x)
@@ -321,7 +321,7 @@ def losses_in_chunks(hidden, weight, targets, ignore_index, rows):
 
 
 def multiplies_bfloat16():
-    """Whether this processor multiplies bfloat16 as such: a step with our kernels then takes about half the time."""
+    """Whether our kernels use this processor's products of bfloat16: a step then takes about half the time."""
     if _choice is None:
         use()
     return _choice == "fused" and extension.load().cpu_isa() in ("avx512bf16", "amx")

@@ -25,8 +25,8 @@ _adds = False
 
 @contextlib.contextmanager
 def step():
-    """A block of one optimiser step, in which no parameter changes: a Linear there keeps its own in 16 bits, and its
-    weight's gradient comes in float32."""
+    """A block of one optimiser step, in which no parameter changes: a Linear keeps 16-bit copies of its
+    parameters, and its weight's gradient comes in float32."""
     global _copies
     _copies = {}
     try:
@@ -38,7 +38,7 @@ def step():
 @contextlib.contextmanager
 def adding(wanted):
     """A block in whose backward a Linear adds to its weight's `.grad` itself, where that is wanted. Autograd sees no
-    gradient then: not for those whose hooks wait for it, as DistributedDataParallel's do where it exchanges."""
+    gradient then: not for models with hooks that wait for one, as DistributedDataParallel has where it exchanges."""
     global _adds
     before, _adds = _adds, wanted
     try:
@@ -48,8 +48,8 @@ def adding(wanted):
 
 
 def add_product(sums, a, b, fresh):
-    """sums += a @ b, or = where it is fresh. A GPU adds products of 16 bits to the float32 of sums as they are. On the
-    CPU they come rounded, and are made in parts that stay in the cache."""
+    """sums += a @ b, or = where it is fresh. A GPU adds products of 16 bits to float32 sums unrounded. On the CPU they
+    are rounded to 16 bits first, and made in parts that stay in the cache."""
     beta = 0 if fresh else 1
     if sums.dtype == a.dtype:
         sums.addmm_(a, b, beta=beta)
@@ -107,15 +107,16 @@ def _product(x, weight, bias):
 
 
 def _kept_before(x, weight):
-    """Where a checkpoint computes again, a tensor whose node has what _Product keeps. A Function keeps its tensors when
-    it is done, torch's own products before they begin: a block that ends with one is computed again without it."""
+    """While a checkpoint computes again, a tensor whose node keeps what _Product needs, else None. A Function keeps its
+    tensors when it is done, torch's own products before they begin: a block that ends with one of those is computed
+    again without it and, with this node, so is one that ends with ours."""
     if torch._C._current_graph_task_id() == -1:
         return None
     return _Kept.apply(weight, x, _copy(weight, x.dtype))
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps `tensors` for somebody else's backward. weight is there to be differentiated."""
+    """Keeps `tensors` for the backward of another node. weight is an input so that autograd records this one."""
 
     @staticmethod
     def forward(ctx, weight, *tensors):

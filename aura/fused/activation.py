@@ -27,7 +27,7 @@ def swiglu(x):
 
 
 def sigmoid_gate(gate, x):
-    """sigmoid(gate) * x. Both [..., C] of one dtype, those of gelu_tanh, rows evenly apart or copied."""
+    """sigmoid(gate) * x. Both [..., C] of one dtype, those of gelu_tanh; copied unless rows are evenly apart."""
     return _ops.sigmoid_gate(gate, x)
 
 

@@ -7,8 +7,8 @@ from torch import library
 
 
 def register_fake(name):
-    """torch's decorator of this name, for a function that raises RuntimeError where floating-point tensors are on
-    several devices, as the operator does: beside one that has no data the others would be given memory as it was."""
+    """torch's decorator of this name, which also makes the function raise RuntimeError, as the operator does, where
+    floating-point tensors are on several devices: beside one without data it would return memory as it was."""
 
     def register(function):
         @functools.wraps(function)

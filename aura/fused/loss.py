@@ -70,7 +70,7 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
     found = torch.cat(found)  # once for all chunks: on a GPU each of these steps is a kernel
     losses.copy_(found)
     if weight_gradient:
-        # Without the rows beyond; a view of them would be copied where autograd keeps it.
+        # Without the rows added for COLUMNS, and no view, which autograd would copy to keep it.
         dweight = sums.resize_(weight.shape).to(weight.dtype) if rows else weight.new_zeros(weight.shape)
     return loss.copy_(found.sum()), dhidden, dweight, losses
 

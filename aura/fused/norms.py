@@ -6,9 +6,9 @@ Layer normalisation: Ba et al. 2016, "Layer normalization", equation 4. RMS norm
 Shapes: x, residual [..., C], C >= 1, any strides; weight, bias [C]. Dtypes: all float32, all bfloat16 or all float64;
 x bfloat16 with weight and bias float32; x bfloat16 with residual, weight and bias float32, as autocast makes them. On a
 GPU float16 is taken wherever bfloat16 is, and float64 is not. Anything else is a RuntimeError. y has the dtype of the
-residual, or that of x where there is none or like_x asks for it: what products in the dtype of x alone will read need
-not be written wider, nor its gradient be read so. Autocast changes nothing: dtypes are taken as they come, and mean and
-variance are float32 (float64 for float64) in every case.
+residual, or that of x where there is none or like_x asks for it: a y that only products in the dtype of x read
+need not be written wider, nor its gradient read wider. Autocast changes nothing: dtypes are taken as they come, and
+mean and variance are float32 (float64 for float64) in every case.
 
 dropout is the probability of dropping an element of x; kept ones are scaled by 1 / (1 - dropout), where dropout counts
 in steps of 1/65536. The mask is a function of `seed` (int64, one element, on the CPU; needed when dropout > 0) and of
@@ -51,7 +51,7 @@ def _statistic(x):
 
 
 def _like(x, dtype=None):
-    """Contiguous, whatever the strides of x."""
+    """An empty tensor like x, contiguous whatever its strides."""
     return x.new_empty(x.shape, dtype=dtype)
 
 

@@ -42,7 +42,7 @@ def described(values, weights, named):
 
 
 def in_range(name, value, default):
-    """Whether `value` is of the kind that a configuration's field takes, of which `default` is one."""
+    """Whether the field `name` of a configuration, whose default is `default`, may have this value."""
     if isinstance(default, bool) or isinstance(value, bool) or not isinstance(value, int | float):
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, int):

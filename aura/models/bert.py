@@ -175,11 +175,11 @@ class QuestionAnswering(nn.Module):
         return self
 
     def blocks(self):
-        """The parts that may be sharded each for itself."""
+        """The parts that may each be sharded by itself."""
         return list(self.bert.layers)
 
     def row_gradients(self):
-        """The parameters of whose gradient a batch touches few rows (see exchange.py)."""
+        """The parameters in whose gradient a batch touches few rows (see exchange.py)."""
         return [self.bert.tokens.weight]
 
     def compiled(self):

@@ -11,11 +11,11 @@ class KVCache:
         self.length = 0
 
     def extend(self, slot, k, v):
-        """Append k, v [B, T, H, D] of one slot; returns all so far. advance() ends what all slots were given.
+        """Append k, v [B, T, H, D] of one slot; returns all so far. advance() follows once every slot has its own.
 
         T > 1 is for an empty cache only: a later chunk would need a mask that is not square.
         """
-        if self.keys is None:  # like what comes: under autocast, and sharded, that is not the dtype of the weights
+        if self.keys is None:  # like k: under autocast, and sharded, its dtype is not that of the weights
             shape = self.slots, len(k), self.seq_len, *k.shape[2:]
             self.keys, self.values = k.new_empty(shape), v.new_empty(shape)
         end = self.length + k.shape[1]
@@ -24,8 +24,8 @@ class KVCache:
         return self.keys[slot, :, :end], self.values[slot, :, :end]
 
     def repeat(self, row, done, period):
-        """Give all slots from `done` on, at the position being written for batch entry `row`, what the `period` slots
-        before hold there."""
+        """Fill all slots from `done` on, for batch entry `row` at the position being written, with what the `period`
+        slots before `done` hold there."""
         for first in range(done, len(self.keys), period):
             for part in (self.keys, self.values):
                 part[first:first + period, row, self.length] = part[done - period:done, row, self.length]

@@ -95,8 +95,8 @@ def bp_passes(step, steps):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation with a weight of width `width`; computed in float32. like_branch: what comes of it
-    is read by products alone, and has the dtype of the branch."""
+    """Root mean square normalisation with a weight of width `width`; computed in float32. like_branch: its output is
+    read by products alone, and has the dtype of the branch."""
 
     def __init__(self, width, like_branch=True):
         super().__init__()
@@ -188,7 +188,7 @@ class HRM(nn.Module):
     bounds of documents in the flattened tokens, one beginning with each row; tokens see their own document alone
     (rotary positions are relative, so they need no reset). cache: of empty_cache(), for generation.
 
-    bp_passes: gradients flow through so many last stack passes of each segment; set before each step.
+    bp_passes: through how many of the last stack passes of each segment gradients flow; set before each step.
     early_exit: with a cache, a token stops at the segment by which it has probably halted.
     """
 
@@ -206,7 +206,7 @@ class HRM(nn.Module):
 
     @property
     def grad_checkpointing(self):
-        """Whether each block keeps its input alone while training, and is computed again in backward."""
+        """Whether each block keeps only its input while training, and is computed again in backward."""
         return self.h.grad_checkpointing
 
     @grad_checkpointing.setter
@@ -214,13 +214,13 @@ class HRM(nn.Module):
         self.h.grad_checkpointing = self.l.grad_checkpointing = value
 
     def blocks(self):
-        """The parts that may be sharded each for itself."""
+        """The parts that may each be sharded by itself."""
         return [*self.l.blocks, *self.h.blocks]
 
     def compiled(self):
         """This model with its blocks under torch.compile for training."""
-        # The first of a stack and the others, without gradients and with those of either input or none, as bp_passes
-        # grows: more than the default of 8.
+        # As bp_passes grows there are versions for the first block of a stack and for the others, without gradients and
+        # with those of either input or none: more than the default of 8.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
         self.l.run = self.h.run = blocks.compiled()
         return self
@@ -263,7 +263,7 @@ class HRM(nn.Module):
         start = 0 if cache is None else cache.length
         rotation = self._rotation(start, tokens.shape[1], embedded.device)
         if cu_seqlens is not None:
-            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)  # or the first batch's has graphs of its own
+            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)  # or the first batch's length has graphs of its own
         z_h, z_l = embedded, self.start.to(embedded.dtype).expand_as(embedded)
         for segment in range(config.segments):
             if segment:  # from the states of the one before, without their gradients, and from the text again
@@ -317,8 +317,8 @@ class HRM(nn.Module):
         return losses[-1].detach() + (objective - objective.detach())
 
     def _first_to_halt(self, states, cache):
-        """z_H [B, 1, C] of the segment in which each token has halted with EXIT_PROBABILITY; the segments after it are
-        not run once all have, and find in the cache, for that token, the keys and values of the last one it did."""
+        """z_H [B, 1, C] of the segment by which each token has halted with EXIT_PROBABILITY. Once all have, later ones
+        are not run; in the cache they get, for each token, the keys and values of the last segment it used."""
         slots = self.config.passes * self.config.n_layer
         for number, z_h in enumerate(states, 1):
             stopping = self._stopping(z_h) if number < self.config.segments else z_h.new_ones(z_h.shape[:2])
