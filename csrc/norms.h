@@ -8,8 +8,8 @@
 namespace aura {
 
 // Element types of x, of the residual (y and its gradient are of that type too, but see cuda/norms.h), and of weight
-// and bias; one name stands for all three, two for x with residual and weight. The CPU has no kernels for fp16, the GPU
-// none for double.
+// and bias: one name stands for all three; of two, the first stands for x and residual. The CPU has no kernels for
+// fp16, the GPU none for double.
 enum class NormTypes {
   kFloat,
   kBFloat16,

@@ -23,8 +23,8 @@ namespace aura {
 namespace {
 
 #if defined(AURA_HAS_AMX)
-// Linux saves the tiles of those processes alone that have asked for it; it covers all their threads. The processor is
-// asked by hand: not every clang that makes these kernels knows the names of what they need.
+// Linux saves the tiles only of processes that have asked for it, which covers all their threads. The processor is
+// asked by hand: not every clang that compiles these kernels knows the names of what they need.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; Intel SDM 1, 13.1
   constexpr unsigned kNeeded = 1u << 24 | 1u << 22;            // AMX-TILE and AMX-BF16: Intel SDM 2, CPUID

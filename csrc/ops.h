@@ -16,7 +16,7 @@ namespace aura {
 // Rows a thread must have to be worth waking: about 10 microseconds of work.
 inline int64_t grain(int64_t columns) { return std::max<int64_t>(1, 32768 / columns); }
 
-// The kernels for a tensor on a GPU, null for one in host memory. An error where there are none.
+// The kernels for a tensor on a GPU, null for one in host memory. Raises where there are none.
 const cuda::Kernels* gpu_kernels(const at::Tensor& t, const char* op);
 
 // Queues work on the current stream of the tensor's GPU: queue(stream) returns null or why it could not.

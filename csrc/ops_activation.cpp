@@ -36,7 +36,7 @@ struct Bytes {
   char* to(int64_t element) const { return static_cast<char*>(t.mutable_data_ptr()) + element * t.element_size(); }
 };
 
-// Rows of a tensor for the GPU, from an element on, so many elements apart; of a tensor [rows, C], as they lie.
+// Rows of a tensor for the GPU: from `element` on, `stride` apart or, of a tensor [rows, C], as they lie.
 cuda::Rows rows_at(const Tensor& t, int64_t element, int64_t stride) { return {Bytes{t}.from(element), stride}; }
 cuda::Rows rows_at(const Tensor& t) { return rows_at(t, 0, t.stride(0)); }
 

@@ -21,7 +21,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// What the caller said beside the three tensors.
+// What the caller gave besides the three tensors.
 struct Options {
   bool causal;
   double scale;
@@ -89,8 +89,8 @@ std::vector<Sequence> documents(int64_t rows, const Tensor& cu_seqlens) {
   return sequences;
 }
 
-// int64 on the device of q. Those in host memory have been checked; those of a GPU are taken as they are, since to look at
-// them is to wait for all that is queued.
+// int64 on the device of q. prepare() checks those in host memory; those of a GPU are taken as they are, since looking
+// at them would mean waiting for all that is queued.
 Tensor on_device(const OptionalTensor& t, const Tensor& q) {
   if (!t.has_value()) return Tensor();
   // Pinned memory would be read when the stream comes to it, and its owner may have filled it anew by then.
@@ -173,8 +173,8 @@ Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Options& o
   return call;
 }
 
-// Run work(task number, scratch memory, thread's own) for all tasks, each thread taking the next when it is free: under
-// a causal mask they differ in length.
+// Run work(task number, the thread's own scratch memory) for all tasks. Each thread takes the next when it is free:
+// under a causal mask they differ in length.
 template <typename Work>
 void share_out(int64_t tasks, int64_t scratch_bytes, Work work) {
   std::atomic<int64_t> next{0};
@@ -252,7 +252,7 @@ void clear_unseen(const Call& call, const Tensor& grad) {
   }
 }
 
-// Shares the keys out among threads; dq, where several of them add to it, is put together at the end.
+// Shares the keys out among threads; where several tasks add to dq, their parts are summed at the end.
 void backward_on_cpu(const Call& call, AttentionBackward job, const Tensor& lse, const Tensor& dq) {
   const int64_t keys = call.k.size(1);
   const int64_t splits = splits_of(call, keys);

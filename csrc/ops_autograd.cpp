@@ -29,13 +29,13 @@ c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton()
 template <typename T>
 using Taken = std::conditional_t<std::is_arithmetic_v<T> || std::is_enum_v<T>, T, const T&>;
 
-// The outputs of an operator of several.
+// Calls an operator with several outputs.
 template <typename... Outputs, typename... Inputs>
 std::tuple<Outputs...> call(const c10::OperatorHandle& op, const Inputs&... inputs) {
   return op.typed<std::tuple<Outputs...>(Taken<Inputs>...)>().call(inputs...);
 }
 
-// That of an operator of one.
+// Calls an operator with one.
 template <typename... Inputs>
 Tensor call_one(const c10::OperatorHandle& op, const Inputs&... inputs) {
   return op.typed<Tensor(Taken<Inputs>...)>().call(inputs...);
@@ -43,10 +43,10 @@ Tensor call_one(const c10::OperatorHandle& op, const Inputs&... inputs) {
 
 OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 
-// Keeps `saved` for backward. statistics: the outputs that no gradient flows through; set_materialize_grads makes no
-// tensors of zeros in its place, which of a short norm were a good part of its time. Any other output is given as
-// tensor_data(): itself it would hold the node that holds it, for good where saving ends in an exception, as a
-// checkpoint ends it as soon as it has what it needs.
+// Keeps `saved` for backward. statistics: the outputs that no gradient flows through. With set_materialize_grads(false)
+// there are no tensors of zeros in place of their gradients, which took a good part of a short norm's time. Any other
+// output is saved as its tensor_data(): the output itself would hold the node that holds it, and for good where saving
+// ends in an exception, by which a checkpoint stops once it has what it needs.
 void keep(AutogradContext* ctx, variable_list saved, const variable_list& statistics = {}) {
   ctx->save_for_backward(std::move(saved));
   ctx->mark_non_differentiable(statistics);
@@ -54,7 +54,7 @@ void keep(AutogradContext* ctx, variable_list saved, const variable_list& statis
 }
 
 // What was kept. Second derivatives are refused: autograd would take the gradients for constants where the incoming one
-// is, as that of a plain sum.
+// is a constant, as that of a plain sum is.
 variable_list kept(AutogradContext* ctx) {
   TORCH_CHECK(!at::GradMode::is_enabled(),
               "the fused operators have no second derivatives; --attention sdpa has them");
@@ -112,7 +112,7 @@ struct SumGradients {
   bool same;  // x and the residual have one gradient: the operator returns it once, as dresidual
 };
 
-// x itself is not needed again, the new residual is: the first of what `saved` has.
+// Keeps the new residual, the first of `saved`, in place of x, which is not needed again.
 void keep_sum(AutogradContext* ctx, const Tensor& x, double dropout, variable_list saved,
               const variable_list& statistics) {
   keep(ctx, std::move(saved), statistics);
@@ -124,7 +124,7 @@ SumGradients kept_sum(AutogradContext* ctx, const variable_list& gradients, cons
   const auto x_dtype = ctx->saved_data["x_dtype"].toScalarType();
   const double dropout = ctx->saved_data["dropout"].toDouble();
   const bool same = x_dtype == new_residual.scalar_type() && dropout_threshold(dropout) == 0;
-  // y has none where the new residual alone is used, the new residual none where nobody does, as in the last block.
+  // y has none where only the new residual is used, the new residual none where nobody uses it: in the last block.
   const Tensor dy = gradients[0].defined() ? gradients[0] : at::zeros_like(new_residual);
   return {dy, optional(gradients[1]), x_dtype, dropout, same};
 }

@@ -13,7 +13,7 @@
 #include "ops.h"
 
 // x, residual, y: [..., C]; weight, bias: [C]; mean, rstd: [rows], float32 (float64 for float64). y is of the dtype of
-// the residual, with like_x of that of x. In the backwards dx is empty where it would equal dresidual, as no two outputs
+// the residual or, with like_x, of x. In the backwards dx is empty where it would equal dresidual, as no two outputs
 // may share their memory; so is dbias where there is no bias.
 TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)");
@@ -136,7 +136,7 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   return out;
 }
 
-// What the backwards take beside dy.
+// What the backwards take besides dy.
 struct Saved {
   const Tensor &x, &weight;
   const OptionalTensor& mean;  // none: RMS
@@ -188,7 +188,7 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
 
   const int64_t stride = mean.defined() ? 2 * columns : columns;
   if (gpu) {
-    const c10::DeviceGuard guard(x.device());  // how many partial sums there are is the card's
+    const c10::DeviceGuard guard(x.device());  // the card decides how many partial sums there are
     const Tensor partials = at::empty({gpu->norms.partials(rows, columns, types), stride}, statistics(x));
     void* dbias = saved.has_bias ? out.dbias.mutable_data_ptr() : nullptr;
     on_gpu(gpu, x, op, [&](void* cuda_stream) {

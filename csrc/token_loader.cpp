@@ -99,7 +99,7 @@ void prepare_process() {
 // What bounds it is the wait for lines, both ways. `ahead`, a row to be copied soon, lies at a place that the processor
 // cannot foresee: it is brought to the second-level cache meanwhile (to the first, it would compete with the stores for
 // the few line buffers). The output has left the first level since the ring last came round: its lines are called
-// back for writing a little before their turn. To prefetch beyond the end of anything is harmless.
+// back for writing a little before their turn. Prefetching beyond the end of anything is harmless.
 template <class In, class Out>
 uint64_t copy_tokens(const In* in, Out* out, size_t n, const char* ahead) {
   constexpr size_t kTokens = kLine / sizeof(In);
@@ -169,7 +169,7 @@ class Mapping {
   std::atomic<bool>& lost() { return lost_; }  // a page is zeros and not the file's
 
   // SIGBUS tells of whole missing pages; the rest of the last page reads as zeros, so the size is looked at as well.
-  // Another file may have taken the name since; this one is then as it was.
+  // Another file may have taken the name since; this one is then unchanged.
   bool shrunk() const {
     struct stat info = {};
     return stat(path_.c_str(), &info) == 0 && info.st_dev == device_ && info.st_ino == inode_ &&
@@ -212,8 +212,8 @@ uint64_t Permutation::operator()(uint64_t n) const {
   return window;
 }
 
-// The rounds of one value wait for each other, those of different values do not: many at once fill the processor. Who
-// has arrived inside the domain stays there while the others walk on.
+// The rounds of one value wait for each other, those of different values do not: many at once fill the processor. A
+// value that has arrived inside the domain stays there while the others walk on.
 void Permutation::range(uint64_t first, size_t count, uint64_t* out) const {
   constexpr size_t kLanes = 8;
   for (size_t done = 0; done < count; done += kLanes) {
@@ -353,7 +353,7 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* a
   return fault;
 }
 
-// `next` are the first `known` windows of the job that comes after this one: they are fetched by its last rows.
+// `next` are the first `known` windows of the job that comes after this one: this one's last rows fetch them ahead.
 Fault WindowReader::State::fill(const Job& job, const uint64_t* next, size_t known, bool hint) {
   const auto width = static_cast<uint64_t>(layout.file_width);
   if (hint) {  // ask for all the windows at once, so that the disk sees them together and not one fault at a time
@@ -386,7 +386,7 @@ void WindowReader::State::enqueue(Job job) {
   if (queue.size() * 2 >= buffers.size() && filling == 0) work.notify_one();
 }
 
-// Takes a job off the queue and fills its buffer, with the lock let go meanwhile.
+// Takes a job off the queue and fills its buffer, with the lock released meanwhile.
 void WindowReader::State::take(std::unique_lock<std::mutex>& lock, std::deque<Job>::iterator position) {
   Job job = std::move(*position);
   std::array<uint64_t, kRowsAhead> next;
@@ -501,7 +501,7 @@ bool WindowReader::wait(size_t slot, int timeout_ms, Fault* fault) {
   if (slot >= state.buffers.size()) throw std::invalid_argument("WindowReader::wait");
   std::unique_lock<std::mutex> lock(state.mutex);
   if (!state.ready[slot]) {
-    // Who would only wait fills the batch itself: no context switch, and two hands when the thread lags behind.
+    // The caller would only wait, so it fills the batch itself: no context switch, and two hands if the thread lags.
     auto& queue = state.queue;
     const auto mine = std::find_if(queue.begin(), queue.end(), [&](const Job& job) { return job.slot == slot; });
     if (mine != queue.end()) state.take(lock, mine);

@@ -20,10 +20,10 @@ void attention_backward(const AttentionBackward& job, const AttentionTask& task,
 }
 
 inline int64_t attention_scratch(int64_t width, int64_t keys) {
-  using Pairs = Operand<bfloat16>;  // or not
+  using Pairs = Operand<bfloat16>;  // or float
   const int64_t padded = round_up(width, kWidth<float>), q = larger(kQueryBlock<float>, kQueryBlock<Pairs>);
   const int64_t scores = larger(kKeyBlock<float> * kQueryBlock<float>, kKeyBlock<Pairs> * kQueryBlock<Pairs>);
-  const int64_t copies = kDotProducts ? 5 : 4;  // of keys and values, in backward: pairs want the keys in both ways
+  const int64_t copies = kDotProducts ? 5 : 4;  // of keys and values, in backward: pairs need the keys in both layouts
   return 6 * q * padded + 3 * scores + copies * (keys + 1) * padded + 2 * q + 16 * 16;
 }
 

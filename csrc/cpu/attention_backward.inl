@@ -63,7 +63,7 @@ AURA_INLINE const E* sum_over_keys(int64_t keys, int64_t first, int64_t last, co
   }
 }
 
-// From scores and the gradient of the weights: the weights as the values saw them, and the gradient of the scores.
+// In place: scores become the weights by which the values were multiplied, gradients of weights those of the scores.
 template <typename T, bool kDrop, typename E, typename C>
 void weigh_backward(const AttentionInputs& in, const Scale<T>& scale, const Block& block, int64_t row, int64_t head, int64_t v,
                     const QueryBlock<E, C>& query, C* weights, C* gradients) {

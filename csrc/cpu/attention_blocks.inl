@@ -1,4 +1,4 @@
-// What both directions of attention go by: blocks of queries and keys, dropout, where rows lie. Included by
+// What both directions of attention share: blocks of queries and keys, dropout, where rows lie. Included by
 // attention_forward.inl and attention_backward.inl.
 //
 // A block of queries lies across the lanes of a few vectors, so that a score's maximum, exponential and sum are taken
@@ -16,9 +16,9 @@ namespace AURA_ISA {
 template <typename E>
 constexpr bool kTiled = kInTiles && std::is_same_v<E, Pair>;
 
-// Queries and keys of a block. Scores, keys, queries and output of a block share the 48 KB of the first-level cache. Pairs
-// of keys are as many as keys would be, as their products take half the time and what each block adds to the output does
-// not; with tiles, whose sums are squares, a block has fewer queries and more keys.
+// Queries and keys of a block. Scores, keys, queries and output of a block share the 48 KB of the first-level cache. A
+// block has as many pairs of keys as it would have keys, since their products take half the time and adding a block to
+// the output does not; with tiles, whose sums are squares, a block has fewer queries and more keys.
 template <typename E>
 constexpr int kQueryBlock = (kTiled<E> ? 2 : kVectors) * kWidth<E>;
 template <typename E>
@@ -40,7 +40,7 @@ struct Block {
 
 // Call work(key begin, key end, first vector of queries) for the parts of a block: under a causal mask the vectors whose
 // queries all come before a key are left out. In tiles a block is one part, as are the sums and weights below: a whole tile
-// costs less than what is left of one.
+// costs less than part of one.
 template <typename E, typename Work>
 AURA_INLINE void for_parts(const Block& block, Work work) {
   constexpr int W = kWidth<E>;
@@ -56,7 +56,7 @@ AURA_INLINE void for_sums(const Block& block, int64_t vectors, Work work) {
   for (int64_t v = 0; v < vectors; ++v) work(v, v + 1, smaller(block.keys, (v + 1) * kWidth<E>));
 }
 
-// Keys of a block that vector v of the queries is given weights for, those that it does not see being zero.
+// For how many keys of a block vector v of the queries gets weights; those of keys that it does not see are zero.
 template <typename E>
 AURA_INLINE int64_t weighed(const Block& block, int64_t v) {
   return block.diagonal && !kTiled<E> ? smaller(block.keys, (v + 1) * kWidth<E>) : block.keys;
@@ -71,7 +71,7 @@ AURA_INLINE void for_blocks(bool causal, int64_t query, int64_t queries, int64_t
   if (causal && begin <= query && query < end) work(Block{query, smaller(end - query, queries), true});
 }
 
-// Lanes of vector v that see key n of a diagonal block, all ones.
+// All ones in the lanes of vector v that see key n of a diagonal block.
 template <typename C>
 AURA_INLINE auto seen_in_diagonal(int64_t n, int64_t v) {
   using Index = Vec<std::conditional_t<sizeof(C) == 8, int64_t, int32_t>>;
@@ -172,8 +172,8 @@ struct Widths {
         pitch(round_up(operands<Operand<T>>(width), kWidth<Compute<T>>)), depth(operands<Operand<T>>(width)) {}
 };
 
-// Scores are q k times scale * log2(e). Numbers that are rounded on the way take it with the queries; pairs are what the
-// caller gave, so their scores take it, but for its sign, which the largest score depends on.
+// Scores are q k times scale * log2(e). Where operands are plain numbers, the queries are multiplied by it. Pairs stay
+// as the caller gave them, so their scores are; but its sign, on which the largest score depends, goes to the queries.
 template <typename T>
 struct Scale {
   static constexpr bool kByQueries = kTerms<Operand<T>> == 1;

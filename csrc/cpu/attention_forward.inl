@@ -12,15 +12,15 @@ template <typename E, typename C>
 struct Softmax {
   C base[kQueryBlock<E>];
   C sum[kQueryBlock<E>];     // of the weights
-  C shrink[kQueryBlock<E>];  // what was gathered under the base of before is to be multiplied by this
+  C shrink[kQueryBlock<E>];  // what was gathered under the previous base has to be multiplied by this
 };
 
-// Tiles add to sums in memory faster than to sums that have to shrink first, and with this those seldom have to. A key
-// that outweighs all others exceeds it and gets a weight of 1, which is not rounded.
+// Tiles add to sums in memory faster than to sums that have to shrink first; with this slack they seldom have to. A key
+// that outweighs all others exceeds the slack and gets a weight of 1, which is not rounded.
 template <typename E>
 constexpr float kSlack = kTiled<E> ? 2.0f : 0.0f;
 
-// Scores [key][query] that do not count become -inf, and the base of vector v what those of this block ask for. Returns
+// Sets scores [key][query] that do not count to -inf, and the base of vector v to what this block asks for. Returns
 // whether anything has to shrink.
 template <typename T, typename E, typename C>
 AURA_INLINE bool rebase(const Scale<T>& scale, const Block& block, int64_t v, C* scores, Softmax<E, C>& softmax) {
@@ -45,14 +45,14 @@ AURA_INLINE bool rebase(const Scale<T>& scale, const Block& block, int64_t v, C*
   const auto exceeds = most > before + static_cast<C>(kSlack<E>);
   const V base = exceeds ? most : before;
   store(softmax.base + v * W, base);
-  // Scores of -inf alone, so far: not inf - inf.
+  // Where all scores so far are -inf, not inf - inf.
   store(softmax.shrink + v * W, exp2(before - (base == -kInfinity<C> ? V{} : base)));
   if constexpr (kTiled<E>) return any_lane(exceeds);
   return true;
 }
 
 // Scores, before their factor, to weights in place, as the left-hand side of a sum over keys: [key / terms][query], for
-// vector v of the queries. All bases are found before, for no weight to wait for one.
+// vector v of the queries. All bases are found beforehand, so that no weight waits for one.
 template <typename T, bool kDrop, typename E, typename C>
 void weigh(const AttentionInputs& in, const Scale<T>& scale, const Block& block, int64_t row, int64_t head, int64_t v,
            C* scores, Softmax<E, C>& softmax) {

@@ -40,7 +40,7 @@ template <typename T>
 using Needed = Nothing;
 #endif
 
-// Terms of the sum in one operand of type E, and operands for so many terms.
+// How many terms of the sum an operand of type E holds, and how many operands hold `terms` terms.
 template <typename E>
 constexpr int kTerms = std::is_same_v<E, Pair> ? 2 : 1;
 template <typename E>
@@ -213,8 +213,8 @@ AURA_INLINE void load_left(const Left<Pair, false>& a, int64_t k, int64_t pairs)
   tile_load<N>(some, kTile);
 }
 
-// R x V tiles of c, which has `rows` rows. What a sum lacks to 16 pairs is zeros on both sides, on the right in `last`:
-// beyond lies what another block left, which need not be a number.
+// R x V tiles of c, which has `rows` rows. A sum of fewer than 16 pairs is filled up with zeros on both sides, on the
+// right in `last`: beyond lies what another block left, which need not be a number.
 template <int R, int V, To kTo>
 AURA_INLINE void square(int64_t rows, int64_t depth, Left<Pair, false> a, const Pair* b, int64_t b_stride,
                         const Pair* last, float* c, int64_t c_stride, const float* factor) {
@@ -268,8 +268,8 @@ void product_in_tiles(int64_t rows, int64_t depth, Left<Pair, false> a, const Pa
   if (row < rows) square_at(std::integral_constant<int, 1>{}, row);
 }
 
-// Instead of the product of vectors above. Rows of `a` are read up to the next multiple of 16: what lies there goes
-// nowhere.
+// Instead of the product of vectors above. Rows of `a` are read up to the next multiple of 16: what lies there is
+// not used.
 template <To kTo>
 void product(int64_t vectors, int64_t rows, int64_t depth, Left<Pair, false> a, const Pair* b, int64_t b_stride,
              float* c, int64_t c_stride, const float* factor = nullptr) {

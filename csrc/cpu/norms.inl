@@ -42,8 +42,9 @@ AURA_INLINE V zero_rest(V v, int64_t count) {
   return v;
 }
 
-// Asks for what a later row reads there, into the second-level cache: the passes over a row that is in the first leave the
-// bus to it. Not for what is written, as whole cache lines are written without being read first unless one asks for them.
+// Asks for what a later row reads there, into the second-level cache: the passes over a row that is in the first leave
+// the bus to it. Not for what is written: whole cache lines are written without being read first, unless they are
+// prefetched.
 AURA_INLINE void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 // Calls body(column, chain, part) for each vector of C in a row; neighbours get different chains 0..3, so that four
@@ -177,7 +178,7 @@ AURA_INLINE void normalise_row(const NormForward& a, const R* x, int64_t row) {
   const int64_t next = (row + 1) * a.columns;
   Chains<C> squares;
   sweep<C>(a.columns, [&](int64_t c, int chain, auto part) __attribute__((always_inline)) {
-    if (a.residual) {  // one stream alone the processor follows by itself
+    if (a.residual) {  // the processor follows a single stream by itself
       fetch(static_cast<const X*>(a.x) + next + c);
       fetch(static_cast<const R*>(a.residual) + next + c);
     }

@@ -29,7 +29,7 @@ AURA_INLINE void tile_multiply() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(N), "i"(A), "i"(B));
 }
 
-// While one lives, this thread's tiles are all 16 rows of 64 bytes. Other libraries lay theirs out when they begin too.
+// While one lives, this thread's tiles are all 16 rows of 64 bytes. Other libraries set theirs up as they begin, too.
 class Tiles {
  public:
   Tiles() {

@@ -62,7 +62,7 @@ using VecU = Vec<uint32_t>;
 template <typename T>
 constexpr int kWidth = AURA_VECTOR_BYTES / static_cast<int>(sizeof(T));
 
-// A float is worked on as itself, a bfloat16 as float, a double as itself.
+// float and double are computed as themselves, bfloat16 as float.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -160,8 +160,8 @@ AURA_INLINE VecP round_halves(VecF a, VecF b) {
   return reinterpret_cast<VecP>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
 }
 
-// Pairs of a[i] and b[i] for numbers whose ties may go away from zero, which takes fewer instructions. NaN that came with
-// eight bits stays so.
+// Pairs of a[i] and b[i] for numbers whose ties may go away from zero, which takes fewer instructions. A NaN that came
+// with eight bits stays one.
 AURA_INLINE VecP round_weights(VecF a, VecF b) {
   const VecU first = (reinterpret_cast<VecU>(a) + 0x8000u) >> 16, second = reinterpret_cast<VecU>(b) + 0x8000u;
   return reinterpret_cast<VecP>(
@@ -191,7 +191,7 @@ AURA_INLINE void store_some(T* to, Vec<Compute<T>> v, int64_t count) {
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(T));
 }
 
-// Halves are added until one lane is left: of sixteen lanes, four sums after one another and not sixteen.
+// Halves are added until one lane is left: sixteen lanes take four sums one after another, not sixteen.
 template <typename T, int kBytes = AURA_VECTOR_BYTES, typename V>
 AURA_INLINE T sum_lanes(V v) {
   if constexpr (kBytes == sizeof(T)) {
@@ -206,8 +206,8 @@ AURA_INLINE T sum_lanes(V v) {
 
 #if AURA_VECTOR_BYTES == 64
 // 2^x by what AVX-512 has for it: the fraction goes through a minimax polynomial for [0, 1) of degree 4 (error 2.6e-6), and
-// is multiplied by 2 to the power of the integer below x. Below 2^-126 the result is 0, not what the processor takes 50
-// times as long for.
+// is multiplied by 2 to the power of the integer below x. Below 2^-126 the result is 0, not a denormal, which takes
+// the processor 50 times as long.
 AURA_INLINE VecF exp2_of_few_bits(VecF x) {
   const __m512 bits = reinterpret_cast<__m512>(x);
   const VecF f = reinterpret_cast<VecF>(_mm512_reduce_ps(bits, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
