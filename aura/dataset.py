@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from aura.errors import UserError
 from aura.files import (
     building,
     explain,
+    lock,
     put_in_place,
     remove_abandoned,
     remove_partials,
@@ -83,6 +85,12 @@ class Dataset:
         shards = [shard for split in self.meta["splits"].values() for shard in split["shards"]]
         return [(shard["file"], shard["sha256"]) for shard in shards] + [
             (self.meta["tokenizer"]["file"], self.meta["tokenizer"]["sha256"])]
+
+    def hold(self):
+        """Keep other processes from replacing the folder for as long as this one lives; raises as require_same()."""
+        with contextlib.suppress(OSError):  # no locks there, or one who replaces it now, as is found at once
+            lock(self.directory, shared=True)
+        self.require_same()
 
     def require_same(self):
         """Raise UserError when the folder is gone, or another preparation has taken it since."""
@@ -187,10 +195,11 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
         note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
              f"{existing.tokens('val')} de validación.")
         if latest:
-            existing.meta["prepared_at"] = time.time()
+            existing.meta["prepared_at"] = _stamp(data_dir)
             _write_back(existing)
         return existing
     require_writable_directory(data_dir, "--data-dir")
+    _require_free(final)
     started = time.monotonic()
     try:
         with building(final) as partial:
@@ -203,12 +212,13 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
                      "normaliza).")
             meta = _encode(corpus, partial, tokenizer, validation_threshold(corpus, val_fraction), max_tokens,
                            threads, note)
-            meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": time.time(), "command": sys.argv,
+            meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
                      "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
             if corpus.changed():
                 raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
                                 "nadie escriba en él")
             write_json(partial / "dataset.json", meta)
+            _require_free(final)
             put_in_place(partial, final)
     except OSError as problem:
         raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)}); "
@@ -217,6 +227,24 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     dataset.verify()
     _summarise(dataset, time.monotonic() - started, note)
     return dataset
+
+
+def _require_free(final):
+    """Raise UserError while another process trains on the data in the folder `final`, which are to be replaced."""
+    try:
+        if final.is_dir():
+            os.close(lock(final))
+    except BlockingIOError:
+        raise UserError(f"otra ejecución está entrenando con los datos de {str(final)!r}, que se reemplazarían: espere "
+                        "a que termine, o indique otra --data-dir") from None
+    except OSError:  # no locks there
+        return
+
+
+def _stamp(data_dir):
+    """Seconds since 1970, later than all that was prepared in `data_dir`, even if the clock was set back since."""
+    stamps = [found.meta["prepared_at"] for found in prepared(data_dir, note=lambda _: None)]
+    return max([time.time(), *(stamp + 1e-3 for stamp in stamps)])
 
 
 def _intact(final, options, corpus, note):

@@ -78,8 +78,9 @@ def remove_partials(directory, name=None):
             partial.unlink(missing_ok=True)
 
 
-def lock(path):
+def lock(path, shared=False):
     """Take the lock of the file or folder `path`: a descriptor, whose closing or the end of this process gives it up.
+    shared: others may have it too, if they share it.
 
     Raises BlockingIOError when another process has it, and OSError where there are no locks, as on NFS without a lock
     server.
@@ -91,7 +92,7 @@ def lock(path):
     how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT  # NFS locks what may be written
     descriptor = os.open(path, how, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if not os.fstat(descriptor).st_nlink:  # whoever had it has removed it since it was opened (see take_back)
             raise BlockingIOError(errno.EAGAIN, "in use")
     except OSError:
@@ -242,6 +243,8 @@ def nearest(folder):
 
 def explain(problem):
     """One Spanish phrase for an OSError."""
+    if problem.errno == errno.EEXIST and problem.filename and os.path.islink(problem.filename):
+        return f"es un enlace a {os.readlink(problem.filename)!r}, que no está; quizá falte montar el disco"
     phrases = {
         errno.ENOSPC: "no queda espacio en el disco",
         errno.EDQUOT: "se ha agotado la cuota de disco",

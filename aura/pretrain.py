@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,13 +60,15 @@ def _find_or_prepare(args, dist, config):
                    "un .txt o .jsonl.")
 
     require_pieces(args)
+    text = corpus.open_corpus(name, max_tokens=args.dataset_max_tokens)
 
     def accept(tokenizer):
         if not args.prepare:
-            start.require_resumable(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model)
+            start.require_resumable(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model,
+                                    [Path(args.data_dir, text.name, each) for each in tokenizers.NAMES])
 
     return dataset.prepare(
-        corpus.open_corpus(name, max_tokens=args.dataset_max_tokens), args.data_dir, vocab_size=args.vocab_size,
+        text, args.data_dir, vocab_size=args.vocab_size,
         tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)
 
@@ -83,6 +86,7 @@ def make_loaders(args, dist, data):
     """(training loader, function that yields the validation batches or None)."""
     if isinstance(data, stream.Streamed):
         return _stream_loaders(args, dist, data)
+    data.hold()
     loader = tokens.TokenLoader(
         data.shards("train"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, seed=args.seed, rank=dist.rank,
         world_size=dist.world_size, grad_accum=args.grad_accum, device=dist.device)

@@ -205,21 +205,22 @@ def length(args, dist, loader, progress):
     return whole + fewer, fewer
 
 
-def require_resumable(args, config, vocabulary):
+def require_resumable(args, config, vocabulary, earlier):
     """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
-    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes."""
+    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes. earlier: files that may
+    hold that of the checkpoint, for the message to name."""
     path = args.resume != "none" and checkpoint.choose(args.resume, args.checkpoint_dir)
     if path:
-        _require_same(checkpoint.peek(path), path, _about(config, vocabulary))
+        _require_same(checkpoint.peek(path), path, _about(config, vocabulary), earlier)
 
 
 def _about(config, vocabulary):
     return {"config": asdict(config), "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
 
 
-def _require_same(state, path, constants):
+def _require_same(state, path, constants, earlier=()):
     """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
-    has rank 0's, so all of them find it and one tells."""
+    has rank 0's, so all of them find it and one tells. earlier: as require_resumable() takes it."""
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     try:
         theirs, ours = state["config"], constants["config"]
@@ -233,6 +234,9 @@ def _require_same(state, path, constants):
             raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
         theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
         if not tokenizers.same_pieces(theirs, ours):
+            for file in earlier:
+                if file.is_file() and file.read_bytes() == theirs:
+                    way_out = f"si el texto ha cambiado, siga con el de antes, --tokenizer {file}; si no, {way_out}"
             raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
     except KeyError as problem:
         raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem})") from problem

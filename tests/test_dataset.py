@@ -56,6 +56,19 @@ def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path)
     assert prepare(book, data_dir, vocab_size=380).meta["source"]["bytes"] == [book.stat().st_size]
 
 
+def test_data_that_a_training_reads_are_not_replaced(book, tmp_path):
+    first = prepare(book, tmp_path / "Data")
+    first.hold()
+    first.hold()  # as each process does
+    assert prepare(book, tmp_path / "Data").sha256 == first.sha256
+    with pytest.raises(UserError, match="está entrenando con los datos de '.*/Data/libro', que se .* otra --data-dir$"):
+        prepare(book, tmp_path / "Data", vocab_size=380)
+    assert dataset.read(first.directory).sha256 == first.sha256
+    shutil.rmtree(first.directory)
+    with pytest.raises(UserError, match="ya no están los datos"):
+        first.hold()
+
+
 def test_max_tokens_is_exact(book, tmp_path):
     found = prepare(book, tmp_path / "Data", max_tokens=5001)
     files = [path for split in ("train", "val") for path in found.shards(split)]
@@ -86,6 +99,17 @@ def test_latest_is_the_one_prepared_last(book, tmp_path):
     prepare(book, data_dir, latest=True)
     assert dataset.latest(data_dir).meta["name"] == "libro"
     assert len(said) == 1 and "ya preparados" in said[0]
+
+
+def test_latest_does_not_depend_on_the_clock(book, tmp_path, monkeypatch):
+    """That was a day ahead for a while."""
+    now = dataset.time.time()
+    other = tmp_path / "otro.txt"
+    shutil.copy(book, other)
+    for path, clock in ((book, now + 86_400), (other, now), (book, now + 1)):
+        monkeypatch.setattr(dataset.time, "time", lambda clock=clock: clock)
+        prepare(path, tmp_path / "Data", latest=True)
+        assert dataset.latest(tmp_path / "Data").meta["name"] == path.stem
 
 
 def test_one_document_is_all_training(tmp_path):

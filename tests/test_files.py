@@ -154,5 +154,11 @@ def test_a_name_that_cannot_be_taken_leaves_the_old_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_called_that(tmp_path):
+    (tmp_path / "ck").symlink_to(tmp_path / "disco" / "ck")
+    with pytest.raises(UserError, match=r"'.*/ck' \(es un enlace a '.*/disco/ck', que no está; quizá falte montar"):
+        files.require_writable_directory(tmp_path / "ck", "--checkpoint-dir")
+
+
 def test_the_folder_of_a_mounted_disk_cannot_be_renamed_and_it_says_so():
     assert files.explain(OSError(errno.EBUSY, "Device or resource busy")) == "está en uso o es un punto de montaje"
