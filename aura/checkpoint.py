@@ -383,7 +383,11 @@ class Checkpointer:
     def named(self):
         """The phrase that tells where to go on from, once nothing is being written any more."""
         self.settle()
-        return f"último punto de control: {self.last}" if self.last else "todavía no había ningún punto de control"
+        if not self.last:
+            return "todavía no había ningún punto de control"
+        path, holder = self.source
+        lost = self.dist.main and not holder and not os.path.exists(path)
+        return f"último punto de control: {self.last}{', que ya no está ahí' * lost}"
 
     def load(self, resume="auto", keep=None, setting=None):
         """The state to resume from, received by every rank, or None.

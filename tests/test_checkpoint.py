@@ -298,6 +298,8 @@ def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatc
     monkeypatch.undo()
     assert keeper.named().endswith("ckpt-00000001.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-00000001.pt"]
+    (tmp_path / "ckpt-00000001.pt").unlink()
+    assert keeper.named().endswith("ckpt-00000001.pt, que ya no está ahí")
 
 
 def test_too_little_room_is_said_before_training(tmp_path):
