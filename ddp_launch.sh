@@ -158,6 +158,10 @@ print(placement.foreign_address(sys.argv[2], "MASTER_ADDR=") or "")' "${port}" "
     [[ -z ${problem} ]] || bad "${problem}"
 fi
 
+# Saving a large checkpoint can outlast the 30 s torchrun gives its workers after a signal.
+whole TORCH_ELASTIC_SHUTDOWN_TIMEOUT "${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}" 1 86400 120 &&
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${number}
+
 script=${SCRIPT:-${here}/train_gpt2_spanish.py}
 [[ -f ${script} || ! -f ${here}/${script} ]] || script=${here}/${script}
 [[ -f ${script} && -r ${script} ]] ||
@@ -183,8 +187,6 @@ elif ((several)); then
     printf 'Las %d máquinas empiezan juntas; se espera a las otras, todas con MASTER_ADDR=%s MASTER_PORT=%d NNODES=%d.\n' \
         "${nnodes}" "${addr}" "${port}" "${nnodes}" >&2
 fi
-# Saving a large checkpoint can outlast the 30 s torchrun gives its workers after a signal.
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
 distributed=(--distributed)
 [[ ${script##*/} != test_ddp.py ]] || distributed=() # the connectivity check is always distributed and has no such flag

@@ -24,6 +24,7 @@ import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -399,11 +400,22 @@ def _mark(path: Path, mark: bytes) -> str:
     return path.read_bytes().partition(mark)[2].partition(b"\0")[0].decode(errors="replace")
 
 
+def _cut_short(path: Path) -> bool:
+    """Whether an ELF file ends before its table of sections, which comes last: to load one may end the process."""
+    with open(path, "rb") as file:
+        header = file.read(64)
+        size = os.fstat(file.fileno()).st_size
+    if header[:5] != b"\x7fELF\x02":  # of another system
+        return False
+    (start,), (entry, entries) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return start + entry * entries > size
+
+
 def _import_file(path: Path) -> ModuleType:
     if MODULE in sys.modules:  # a second import would register its operators twice, which ends the process
         return sys.modules[MODULE]
     wanted, present = _mark(path, TORCH_MARK), _version(find_torch())
-    if not wanted:
+    if not wanted or _cut_short(path):
         raise Unavailable(f"{path} está dañado: bórrelo y se compilará otra vez")
     if wanted != WITHOUT_TORCH:
         if wanted != present:

@@ -393,7 +393,9 @@ def test_stale_module_built_at_installation_is_passed_over(tmp_path, monkeypatch
 @pytest.mark.parametrize("content, told", [
     ('e.HASH_MARK + b"0\\0" + e.TORCH_MARK + b"2.0.0\\0"',
      "se compiló para torch 2.0.0, y el de aquí es .*--no-build-isolation"),
-    ('b""', "está dañado: bórrelo")])
+    ('b""', "está dañado: bórrelo"),
+    ('b"\\x7fELF\\x02".ljust(40, b"\\0") + bytes([0, 1]).ljust(24, b"\\0") + e.HASH_MARK + b"0\\0" + e.TORCH_MARK '
+     '+ e.find_torch().version.encode() + b"\\0"', "está dañado: bórrelo")])  # its sections would begin at byte 256
 def test_module_of_another_torch_or_none_is_refused_with_the_reason(tmp_path, content, told):
     """Where there are no sources to build another one from, as in site-packages."""
     code = f"""
