@@ -1,13 +1,13 @@
 // What the attention kernels share: FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, our own code.
 //
-// A block holds 128 rows (queries; keys where dk and dv are computed), 16 or 32 to a warp; it walks over tiles of the
-// other side that cp.async brings ahead of use. A lane holds what accumulators of mma.sync give it (ptx.cuh): of every
-// 16 of its warp's rows the two `lane / 4` and `lane / 4 + 8`, of every 8 columns the two 2 (lane % 4) and
-// 2 (lane % 4) + 1. So a row lies in four lanes of one warp, and accumulators of one product are left-hand operands of
-// the next as they are.
+// A block holds 128 rows (queries, or keys where dk and dv are computed), 16 or 32 to a warp, and walks over tiles of
+// the other side, which cp.async brings ahead of use. Fragments are those of mma.sync's accumulators (ptx.cuh): a lane
+// holds rows lane / 4 and lane / 4 + 8 of every 16 rows of its warp, and columns 2 (lane % 4) and 2 (lane % 4) + 1 of
+// every 8. So a row lies in four lanes of one warp, and the accumulators of one product, packed to 16 bits, are the
+// left operand of the next without any exchange between lanes.
 //
-// All that a block holds fits the 99 KB of shared memory that it may have on sm_86 and 89. Blocks of four warps are to
-// run two at a time on a multiprocessor, which has 100 KB there, 164 on sm_80 and 228 on sm_90.
+// A block's shared memory fits the 99 KB that one may have on sm_86 and sm_89. Blocks of four warps are sized to run
+// two at a time on a multiprocessor, which has 100 KB there, 164 on sm_80 and 228 on sm_90.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,7 +26,7 @@ namespace aura {
 namespace cuda {
 
 constexpr int kRows = 128;
-// Of a block whose warps have kTall times 16 rows.
+// Threads of a block whose warps hold kTall blocks of 16 rows each.
 template <int kTall>
 constexpr int kThreadsOf = 32 * (kRows / (16 * kTall));
 constexpr float kLog2E = 1.44269504f;
@@ -41,29 +41,29 @@ struct View {
 struct Problem {
   View<const uint16_t> q, k, v;
   int queries, keys, heads, width;  // T, S, H, D
-  int tiles, blocks;         // blocks to a head of a batch entry, and in all
-  int together;              // heads whose blocks are numbered tile by tile
+  int tiles, blocks;         // blocks per head of a batch entry, and in all
+  int together;              // heads whose blocks are numbered together, tile by tile
   bool causal;
-  float scale, log2_scale;  // the second times log2(e), for exponentials that are powers of 2
+  float scale, log2_scale;  // log2_scale: scale times log2(e), as exponentials are powers of 2
   const int64_t *lengths, *cu_seqlens;
   int64_t documents;
-  uint32_t thresholds, lower_thresholds;  // of Dropout, in both halves; and without the halves' highest bits
+  uint32_t thresholds, lower_thresholds;  // Dropout's threshold in both halves; the same without their highest bits
   uint64_t seed;
   float keep;  // 1 / P(kept)
 };
 
 // ---- What a block works on ------------------------------------------------------------------------------------------
 
-// Rows [begin, begin + kRows) of one head of a sequence; the sequence as in attention.h.
+// Rows [begin, begin + kRows) of one head of a sequence, which is given as in attention.h.
 struct Place {
   int batch, first, queries, keys;
   int head, begin;
 };
 
-// Blocks are numbered tile by tile for a few heads at a time, those with the longest way first (see heads_together). A
-// document owns the tiles from cu_seqlens[d] / kRows + d on up to the next one's, as many as it needs or one more, so
-// that the grid is known without reading cu_seqlens. A tile of no rows is for the kernel to leave. What the device's
-// integers say is taken within the tensor's bounds: nobody has checked them.
+// Blocks are numbered tile by tile over a few heads at a time, the tiles with the most work first (see heads_together).
+// Document d owns the tiles from cu_seqlens[d] / kRows + d up to the next document's: as many as it needs or one more,
+// so that the grid is known without reading cu_seqlens. The kernels skip a tile without rows. Nobody has checked the
+// integers on the device, so they are clamped to the tensor's bounds.
 __device__ __forceinline__ Place find_place(const Problem& problem, int block, bool last_first) {
   const int group = block / (problem.tiles * problem.together), number = block % (problem.tiles * problem.together);
   const int first_head = group * problem.together, heads = problem.blocks / problem.tiles - first_head;
@@ -98,7 +98,7 @@ __device__ __forceinline__ Place find_place(const Problem& problem, bool last_fi
   return find_place(problem, block_number(), last_first);
 }
 
-// Row `row` of the sequence, of the place's head.
+// The address of row `row` of the place's sequence and head.
 template <typename T>
 __device__ __forceinline__ T* row_of(const View<T>& view, const Place& place, int row) {
   const Strides& strides = view.strides;
@@ -113,11 +113,12 @@ __device__ __forceinline__ int64_t flat_row(const Problem& problem, const Place&
 
 // ---- Tiles in shared memory -----------------------------------------------------------------------------------------
 
-// Where 16 bytes, eight columns of a row, lie in a tile of rows of kWidth 16-bit values. ldmatrix reads the same eight
-// columns of eight rows at once, which must lie in eight different sixteenths of 128 bytes. Rows of whole 128 bytes
-// (widths 64 and 128) would all begin in the same one: exclusive or with row % 8 parts them. Rows of 64 or 192 bytes
-// (32 and 96) begin in the first half and in the second by turns: exclusive or with row / 2 % 4 parts the four in
-// either half, and never leaves a group of four, so that 12 to a row do as well.
+// The byte offset of 16 bytes, eight columns of a row, in a tile whose rows have kWidth 16-bit values. ldmatrix reads
+// the same eight columns of eight rows at once, free of bank conflicts if these lie in eight different 16-byte pieces
+// of 128 bytes. In rows of a multiple of 128 bytes (widths 64 and 128) they would all lie in the same piece: XOR with
+// row % 8 spreads them. Rows of 64 or 192 bytes (32 and 96) begin in the first and the second half by turns: XOR with
+// row / 2 % 4 spreads the four rows of either half, and never leaves an aligned group of four pieces, so that it also
+// does for 12 pieces to a row.
 template <int kWidth>
 __device__ __forceinline__ int tile_offset(int row, int eight) {
   constexpr int kEights = kWidth / 8;
@@ -129,11 +130,12 @@ __host__ __device__ constexpr int tile_bytes(int rows) {
   return rows * kWidth * 2;
 }
 
-// What one of kBlockThreads threads copies of tiles of one head's rows: the same columns of rows some way apart, tile
-// after tile, so that an addition leads to the next. Rows may have fewer columns than a tile: the others are zeros.
+// What one of kBlockThreads threads copies of one head's tiles: the same columns of rows a fixed distance apart, tile
+// after tile, so that one addition gives the next address. Rows may have fewer columns than a tile, which has zeros
+// then.
 template <int kWidth, int kBlockThreads>
 struct Source {
-  static constexpr int kLanes = kWidth % 64 == 0 ? 8 : 4;  // side by side in a row
+  static constexpr int kLanes = kWidth % 64 == 0 ? 8 : 4;  // threads side by side in a row
   const unsigned char* next;
   uint32_t row_bytes;
   int columns;  // of a row
@@ -144,7 +146,7 @@ struct Source {
         row_bytes(static_cast<uint32_t>(2 * view.strides.row)),
         columns(columns_) {}
 
-  // Begin to bring the next kCount rows, the first of them `begin`; those from `end` on are zeros.
+  // Start the copy of the next kCount rows, the first of them `begin`; those from `end` on become zeros.
   template <int kCount>
   __device__ __forceinline__ void copy(unsigned char* tile, int begin, int end) {
     constexpr int kApart = kBlockThreads / kLanes;
@@ -152,7 +154,7 @@ struct Source {
     const int row = threadIdx.x / kLanes;
     if (kCount < kApart && row >= kCount) return;
     unsigned char* const to = tile + tile_offset<kWidth>(row, threadIdx.x % kLanes);
-    // Of a tile as narrow as the columns allow, only the last 32 may be lacking.
+    // A tile has less than 32 columns more than a row: only a thread's last access in a row may lie beyond its end.
     const int there = end - begin;
     const int there_last = kWidth - 8 * kLanes + 8 * static_cast<int>(threadIdx.x % kLanes) < columns ? there : 0;
 #pragma unroll
@@ -168,7 +170,7 @@ struct Source {
   }
 };
 
-// Of two tensors, one tile behind the other.
+// The same for two tensors, whose tiles lie one behind the other.
 template <int kWidth, int kBlockThreads>
 struct Sources {
   Source<kWidth, kBlockThreads> first, second;
@@ -185,13 +187,13 @@ struct Sources {
 
 // ---- Products of a warp's rows --------------------------------------------------------------------------------------
 //
-// A warp has kTall times 16 rows: `sums` and left-hand sides are so many blocks, one after another. What ldmatrix reads
-// of a tile in four cycles of shared memory serves them all, two products for each block. On sm_80 tensor cores take
-// two cycles for a product, so that with 16 rows they wait for shared memory as often as it for them.
+// A warp has kTall blocks of 16 rows, which follow one another in `sums` and left operands. What one ldmatrix reads of
+// a tile in four cycles of shared memory serves them all, with two products for each block. The tensor cores of sm_80
+// take two cycles for a product: with a single block they would take just as long as shared memory.
 
-// What a lane reads of a tile by ldmatrix: of a row, the first or the second 16 bytes of sixteen columns. Which row, in
-// each sixteen rows, and which half are the lane's own; which sixteen of rows and of columns is known when compiling. It
-// is an exclusive or and a constant: the swizzle stays within 64 or 128 bytes, and rows begin at multiples of these.
+// The addresses that a lane gives to ldmatrix: in a block of 16 rows and 16 columns, the first or the second 16 bytes
+// of one row. Row and half are the lane's own; which block is known when compiling. So an address is `first` XOR a
+// constant, plus a constant: the swizzle stays within 64 or 128 bytes, and rows begin at multiples of these.
 template <int kWidth>
 struct Reader {
   static constexpr int kSwizzled = kWidth % 64 == 0 ? 128 : 64;
@@ -205,14 +207,15 @@ struct Reader {
   }
 };
 
-// A warp's rows, from `row` + kFrom on, as the left-hand side of products: the first kHeld columns in registers, the
-// others in a tile of the last kRest columns.
+// A warp's rows, from `row` + kFrom on, as the left operand of products: the first kHeld columns are in registers, the
+// others stay in shared memory, in a tile of the last kRest columns.
 template <int kWidth, int kTall, int kHeld, int kFrom = 0, int kRest = kWidth>
 struct Left {
   Reader<kRest> rest;
   uint32_t held[kHeld / 16 + 1][kTall][4];
 
-  // first: the tile of the columns to hold, of them alone where kRest leaves them out. others: any, where all are held.
+  // first: the tile with the columns to hold, and with no others where kRest leaves those out. others: the tile with
+  // the rest; any tile where all columns are held.
   __device__ __forceinline__ Left(const unsigned char* first, const unsigned char* others, int row)
       : rest(others, row + threadIdx.x % 16, threadIdx.x % 32 / 16) {
     if constexpr (kHeld > 0) {
@@ -228,7 +231,7 @@ struct Left {
   }
 };
 
-// sums[rows, kCount] += a tile^T, of columns [16 k, 16 k + 16) of both; the tile's rows from kFrom on.
+// sums[rows, kCount] += a tile^T over columns [16 k, 16 k + 16) of both, with the tile's rows from kFrom on.
 template <typename Type, int kCount, int kFrom, int kWidth, int kTall>
 __device__ __forceinline__ void multiply_columns(float (&sums)[kTall][kCount / 8][4], const uint32_t (&a)[kTall][4],
                                                  const Reader<kWidth>& tile, int k) {
@@ -244,8 +247,8 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[kTall][kCount / 8
   }
 }
 
-// sums[rows, kCount] += left tile^T. Of the tile the rows from kFrom on: where two tiles lie one behind the other, the
-// same addresses do for both.
+// sums[rows, kCount] += left tile^T, with the tile's rows from kFrom on: where two tiles lie one behind the other,
+// kFrom reaches the second by the addresses of the first.
 template <typename Type, int kCount, int kFrom = 0, int kWidth, int kTall, int kHeld, int kLeftFrom, int kRest>
 __device__ __forceinline__ void multiply_by_rows(float (&sums)[kTall][kCount / 8][4],
                                                  const Left<kWidth, kTall, kHeld, kLeftFrom, kRest>& left,
@@ -262,7 +265,8 @@ __device__ __forceinline__ void multiply_by_rows(float (&sums)[kTall][kCount / 8
   }
 }
 
-// sums[rows, kWidth] += left[rows, kCount] tile, for accumulators of another product, rounded to 16 bits. kFrom: as there.
+// sums[rows, kWidth] += left[rows, kCount] tile, where `left` is another product's accumulators, rounded to 16 bits
+// here. kFrom: as above.
 template <typename Type, int kCount, int kWidth, int kFrom = 0, int kTall>
 __device__ __forceinline__ void multiply_by_tile(float (&sums)[kTall][kWidth / 8][4],
                                                  const float (&left)[kTall][kCount / 8][4],
@@ -293,9 +297,9 @@ __device__ __forceinline__ void multiply_by_tile(float (&sums)[kTall][kWidth / 8
   }
 }
 
-// Write a warp's 16 rows, the first `rows` of them and of these the first `columns`, each times its factor (0: zeros,
-// whatever the sums are), by way of `memory`, tile_bytes(16) of the warp's own, so that whole 16 bytes reach the device's
-// memory.
+// Write the first `columns` of the first `rows` of a warp's 16 rows, each row times its factor (0 gives zeros, whatever
+// the sums are). They go through `memory`, tile_bytes(16) of the warp's own, so that every store to device memory is of
+// 16 bytes.
 template <typename Type, int kWidth>
 __device__ __forceinline__ void write_rows(const float (&sums)[kWidth / 8][4], const float (&factor)[2],
                                            unsigned char* memory, uint16_t* to, int64_t stride, int rows,
@@ -329,7 +333,7 @@ __device__ __forceinline__ int keys_seen(const Problem& problem, const Place& pl
   return problem.causal ? min(place.keys, query + 1) : place.keys;
 }
 
-// Scores of a warp's queries (from `query` on) with the keys from `begin` on: -inf where a query does not see a key.
+// Sets the scores of a warp's queries (from `query` on) to -inf for those keys (from `begin` on) that they do not see.
 template <int kKeys, int kTall = 1>
 __device__ __forceinline__ void hide_unseen(const Problem& problem, const Place& place, int query, int begin,
                                             float (*scores)[kKeys / 8][4]) {
@@ -352,8 +356,9 @@ __device__ __forceinline__ void hide_unseen(const Problem& problem, const Place&
 __device__ __forceinline__ uint32_t kept_keys(const Problem& problem, uint32_t row, int eight, int head) {
   const uint4 bits = philox(problem.seed, row, eight, head, 0);
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-  // Of both halves of a word at once: the highest bit of each becomes whether it is no less than the threshold. That is
-  // so where the half alone has that bit; where both or neither have, if it is left of the subtraction of the others.
+  // For both halves of a word at once, the highest bit of each becomes "half >= threshold". That holds where only the
+  // half has its highest bit; where both or neither have it, the subtraction of the lower bits decides, which must not
+  // borrow.
   uint32_t kept = 0;  // even keys from bit 1 on, odd ones from bit 17 on
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
@@ -365,11 +370,11 @@ __device__ __forceinline__ uint32_t kept_keys(const Problem& problem, uint32_t r
 }
 
 // Dropout for 16 queries (rows, from the flat row `row` on) and kKeys keys (columns, from key `key` on) of a warp. Each
-// call of philox is made by one of the four lanes that hold its query; they share what comes of it.
+// call of philox is made by one of the four lanes that hold its query, and they share the result.
 template <int kKeys>
 struct KeptByQuery {
-  static constexpr int kEach = kKeys / 32;  // of a query's groups of eight keys, how many a lane makes
-  uint32_t bytes = 0;                       // of both queries
+  static constexpr int kEach = kKeys / 32;  // how many of a query's groups of eight keys a lane draws
+  uint32_t bytes = 0;                       // one for each group of both queries
 
   __device__ __forceinline__ void draw(const Problem& problem, uint32_t row, int key, int head) {
     const int lane = threadIdx.x % 32;
@@ -380,7 +385,7 @@ struct KeptByQuery {
     }
   }
 
-  // What `kept` reads of the n-th eight columns. All lanes of the warp at once.
+  // The bits of the n-th eight columns, for kept(). To be called by the whole warp.
   __device__ __forceinline__ uint32_t columns(int n) const {
     const int lane = threadIdx.x % 32;
     return __shfl_sync(~0u, bytes, lane / 4 * 4 + n / kEach) >> (n % kEach * 8 + lane % 4 * 2);
@@ -390,8 +395,9 @@ struct KeptByQuery {
   }
 };
 
-// The same with keys as rows: 16 keys from `key` on, and kQueries queries from `row` on. A lane makes those of two
-// adjacent queries, both groups of eight keys where there are lanes for that, else one.
+// The same with keys as rows: 16 keys from `key` on, and kQueries queries from `row` on. A lane draws for two adjacent
+// queries: both groups of eight keys where there are as many such pairs as lanes, one group where there are half as
+// many.
 template <int kQueries>
 struct KeptByKey {
   static constexpr int kPairs = kQueries / 2;
@@ -419,7 +425,7 @@ struct KeptByKey {
 
 // ---- Launching ------------------------------------------------------------------------------------------------------
 
-// Queue `blocks` blocks of `kernel`, so many threads each; null, or why not.
+// Queue `blocks` blocks of kBlockThreads threads each. Returns null, or why it could not.
 template <int kBlockThreads, typename... Wanted, typename... Given>
 const char* launch_blocks(void (*kernel)(Wanted...), int64_t blocks, int shared, void* stream, const Given&... given) {
   if (blocks == 0) return nullptr;
@@ -427,7 +433,7 @@ const char* launch_blocks(void (*kernel)(Wanted...), int64_t blocks, int shared,
   return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), shared, stream, given...);
 }
 
-// Blocks that hold `rows` rows (of queries or keys) of every sequence, `tiles` to a head.
+// Tiles of one head of a batch entry of `rows` queries or keys; with documents, those that find_place() numbers.
 inline int64_t tiles_of(int64_t rows, const AttentionShape& shape) {
   return shape.cu_seqlens != nullptr ? rows / kRows + shape.documents : (rows + kRows - 1) / kRows;
 }
@@ -442,10 +448,11 @@ inline bool can_be_read(const void* data, const Strides& strides) {
          strides.head % 8 == 0 && strides.row >= 0 && strides.row < INT32_MAX / kRows;
 }
 
-// Heads whose blocks are numbered tile by tile. Under the causal mask blocks have ways of different lengths; begun with
-// the longest over several heads, the last to end leave little of a card idle (list scheduling: Graham 1969). But blocks
-// that run together should find what they read in the card's L2: no more heads than half of it holds, and no more than
-// bring the order close to that of all; about as many each time, since few at the end would leave the card idle again.
+// How many heads' blocks are numbered together. Under the causal mask blocks differ in work: with the longest of
+// several heads first, the last to end leave little of the card idle (list scheduling: Graham 1969). But blocks that
+// run together should find what they read in the L2 cache: no more heads than half of it holds, and no more than kMost,
+// which comes close to the order over all heads. Groups are of about equal size: a small one at the end would leave the
+// card idle again.
 inline int heads_together(const AttentionInputs& in, const AttentionShape& shape) {
   constexpr int64_t kMost = 16;
   if (!in.causal || shape.cu_seqlens != nullptr) return 1;
@@ -485,8 +492,8 @@ inline Problem problem_of(const AttentionInputs& in, const AttentionShape& shape
 template <int kValue>
 using Constant = std::integral_constant<int, kValue>;
 
-// call(type, width, dropout) with what `in` and `shape` say as types; width: the next that there are kernels for, which
-// take the columns that a head lacks for zeros.
+// call(type, width, dropout) with what `in` and `shape` say, as types. width: the head's, rounded up to one that there
+// are kernels for, which take the missing columns for zeros.
 template <typename Type, int kWidth, typename Call>
 const char* with_dropout(const AttentionInputs& in, Call call) {
   return in.dropout.threshold ? call(Type{}, Constant<kWidth>{}, std::true_type{})
@@ -508,12 +515,11 @@ const char* with_types(const AttentionInputs& in, const AttentionShape& shape, C
   return shape.half ? with_width<Half>(in, call) : with_width<BFloat>(in, call);
 }
 
-// The kernels of sm_90 alone: whether they take a problem on the current device, and theirs of
-// AttentionKernels::forward.
+// The kernels for sm_90 only: whether they take a problem on the current device, and their AttentionKernels::forward.
 bool wgmma_takes(const AttentionInputs& in, const AttentionShape& shape);
 const char* wgmma_forward(const AttentionForward& job, const AttentionShape& shape, int* counter, void* stream);
 
-// Of attention_kernels(), which attention_forward.cu makes.
+// Entries of attention_kernels(): attention_backward.cu defines them, attention_forward.cu makes the table.
 int64_t attention_workspace(const AttentionInputs& in, const AttentionShape& shape);
 const char* attention_backward(const AttentionBackward& job, const AttentionShape& shape, void* workspace,
                                void* stream);

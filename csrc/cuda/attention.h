@@ -21,9 +21,9 @@ struct AttentionKernels {
   // Whether a shape can be computed: head widths of up to 128 that are multiples of 8, addresses and strides of whole
   // 16 bytes, a scale above 0.
   bool (*takes)(const AttentionInputs&);
-  // in.sequences is not read. counter: an int on the device, for the call to use.
+  // in.sequences is not read. counter: an int on the device that the call may overwrite.
   const char* (*forward)(const AttentionForward&, const AttentionShape&, int* counter, void* stream);
-  // How many bytes of memory backward wants beside its outputs.
+  // How many bytes of device memory backward needs besides its outputs.
   int64_t (*workspace)(const AttentionInputs&, const AttentionShape&);
   const char* (*backward)(const AttentionBackward&, const AttentionShape&, void* workspace, void* stream);
 };

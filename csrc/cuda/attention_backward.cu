@@ -1,20 +1,21 @@
-// Backward of attention.h, the same bits every time: three kernels and no atomics. The first takes what is needed of
-// each query; the second holds keys and walks over queries, for dk and dv; the third holds queries and walks over
-// keys, for dq. So weights are computed from scores twice, and no sum ever crosses blocks. See attention.cuh.
+// Backward of attention.h in three kernels, without atomics, so that the bits are the same every time. The first
+// prepares LSE and delta of each query; the second holds keys and walks over queries, for dk and dv; the third holds
+// queries and walks over keys, for dq. So weights are computed from scores twice, but no sum ever crosses blocks. See
+// attention.cuh.
 //
 // With P the weights, dP = dout v^T and delta = sum over d of dout * out: dS = P (dP - delta); dv = P^T dout, dk =
-// scale dS^T q, dq = scale dS k. dS is rounded to 16 bits before it has the factor `scale`, or the small ones would
-// fall below what fp16 holds.
+// scale dS^T q, dq = scale dS k. dS is rounded to 16 bits without the factor `scale`, with which its small values would
+// underflow in fp16.
 #include "cuda/attention_backward.cuh"
 
 namespace aura {
 namespace cuda {
 namespace {
 
-// Blocks of 16 rows to a warp: two where dk and dv leave registers for them.
+// Blocks of 16 rows that a warp holds: two where dk and dv leave registers for them.
 template <int kWidth>
 constexpr int kTallOf = kWidth <= 64 ? 2 : 1;
-constexpr int kTile = 32;  // queries or keys of a tile: of so many, scores and dP fit what is left of registers
+constexpr int kTile = 32;  // queries or keys in a tile: scores and dP of that many fit the registers left
 
 constexpr int kThreads = 256;  // of statistics_kernel
 
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_const
   const int64_t row = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;  // of [B, T, H]
   const int eight = threadIdx.x % kLanes;
   float delta = 0.0f, lse = 0.0f;
-  if (row < rows && eight == 0) lse = gradients.lse[row];  // under way with the others
+  if (row < rows && eight == 0) lse = gradients.lse[row];  // under way together with the loads below
   if (row < rows && 8 * eight < width) {
     const uint4 a = *reinterpret_cast<const uint4*>(gradients.out + row * width + 8 * eight);
     const uint4 b = *reinterpret_cast<const uint4*>(gradients.dout.data + row * width + 8 * eight);
@@ -53,8 +54,8 @@ __global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_const
 
 // ---- dk and dv: keys as rows ----------------------------------------------------------------------------------------
 
-// Columns of a warp's keys and of their values that it holds in registers: of 16 rows what fits beside the sums, of 32
-// none. The others are read from shared memory again with every tile.
+// How many columns of its keys, and of their values, a warp holds in registers: with 16 rows what fits beside the
+// accumulators, with 32 none. The others are read from shared memory again for every tile.
 template <int kWidth>
 constexpr int kHeldKeys = kTallOf<kWidth> == 1 ? kWidth : 0;
 template <int kWidth>
@@ -80,7 +81,8 @@ __device__ __forceinline__ void weigh_by_key(float scale, const Statistics* stat
   }
 }
 
-// Of a warp's 16 keys, weights become those that the values saw, but for the factor `keep`, and dP becomes dS.
+// For a warp's 16 keys: dP becomes dS, and then dropped weights become 0, which leaves those that multiplied the values
+// in forward, but for the factor `keep`.
 template <bool kDrop>
 __device__ __forceinline__ void score_gradients_by_key(const Problem& problem, const Place& place, int key, int query,
                                                        const Statistics* statistics, float (&weights)[kTile / 8][4],
@@ -101,8 +103,8 @@ __device__ __forceinline__ void score_gradients_by_key(const Problem& problem, c
   }
 }
 
-// Begin to bring a tile of queries from `begin` on, their gradients and their statistics: zeros from `end` on, and a
-// weight of 1 makes nothing of a dout and a q of 0.
+// Start the copy of a tile of queries from `begin` on, with their dout and statistics. From `end` on all are zeros:
+// such queries have weights of 1, but dout and q of 0, and add nothing to dv and dk.
 template <int kWidth, int kBlockThreads>
 __device__ __forceinline__ void copy_queries(Sources<kWidth, kBlockThreads>& sources, const Statistics* from,
                                              int begin, int end, unsigned char* tiles, Statistics* statistics) {
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   const int lane = threadIdx.x % 32, row = 16 * kTall * (threadIdx.x / 32), key = place.begin + row;
   const int start = problem.causal ? place.begin : 0;
   const int end = place.begin < place.keys ? place.queries : 0;
-  // From what tile on some query sees one of the warp's keys.
+  // Where the first tile begins in which some query sees one of the warp's keys.
   const int first_seeing = key >= place.keys ? end : problem.causal ? key / kTile * kTile : 0;
   Sources<kWidth, kThreads> sources(problem.q, gradients.dout, place, start, problem.width);
   const Statistics* const from = gradients.statistics + statistics_of(problem, place, 0);
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
 
   const Place found = find_place(problem, false);
   const int count = rows_of(problem, found);
-  __syncwarp();  // nobody but this warp has read its rows of either tile
+  __syncwarp();  // only this warp has read its rows of k and v, which are scratch memory now
 #pragma unroll
   for (int t = 0; t < kTall; ++t) {
     const int first = key + 16 * t, mine = tile_bytes<kWidth>(row + 16 * t);
@@ -181,8 +183,8 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
 
 // ---- dq: queries as rows --------------------------------------------------------------------------------------------
 
-// Keys come two tiles at a time, for which there is room: what begins there, queries and their gradients, is as much as
-// 64 keys and values, twice. So the warps wait for one another half as often.
+// Keys come two tiles at a time, so that the warps wait for one another half as often. There is room: the queries and
+// their dout, which come to this memory first, take as much as two stages of 64 keys and values.
 template <int kWidth>
 constexpr int kQueriesShared = 2 * tile_bytes<kWidth>(kRows);
 constexpr int kPair = kRows / 2;
@@ -218,7 +220,7 @@ __global__ void __launch_bounds__(kThreadsOf<kTallOf<kWidth>>, kTallOf<kWidth>)
   const int seen_by_any = query < place.queries ? keys_seen(problem, place, query + kWarpRows - 1) : 0;
   const int end = keys_seen(problem, place, place.begin + kRows - 1);
 
-  // The queries and their gradients fill the whole memory on their way to registers.
+  // The queries and their dout fill the whole memory on their way to registers.
   Sources<kWidth, kThreads> own(problem.q, gradients.dout, place, place.begin, problem.width);
   own.template copy<kRows>(memory, place.begin, place.queries);
   Sources<kWidth, kThreads> sources(problem.k, problem.v, place, 0, problem.width);

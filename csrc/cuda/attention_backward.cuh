@@ -1,4 +1,4 @@
-// What the backward kernels share: what they are told, and how scores become weights again. With P the weights, dP =
+// What the backward kernels share: their arguments, the mask by key, and how dP becomes dS. With P the weights, dP =
 // dout v^T and delta = sum over d of dout * out: dS = P (dP - delta); dv = P^T dout, dk = scale dS^T q, dq = scale dS k
 // (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
 #pragma once
@@ -8,12 +8,12 @@
 namespace aura {
 namespace cuda {
 
-// Of a query: log2 of its sum of exponentials, +inf where it sees no key, which makes all its weights 0; and its delta.
+// Of a query: its LSE to base 2, or +inf where it sees no key, which makes all its weights 0; and its delta.
 struct alignas(8) Statistics {
   float log2_sum, delta;
 };
 
-// What the kernels are told beside a Problem. dout and out: [B, T, H, D], contiguous.
+// What the kernels are given besides a Problem. dout and out: [B, T, H, D], contiguous.
 struct Gradients {
   View<const uint16_t> dout;
   const uint16_t* out;
@@ -37,8 +37,8 @@ __device__ __forceinline__ int rows_of(const Problem& problem, const Place& plac
   return problem.cu_seqlens != nullptr ? place.keys : problem.keys;
 }
 
-// Weights of a warp's keys (from `key` on) with the queries from `query` on: 0 where a query does not see a key. Not
-// scores of -inf: a query whose sum of exponentials is no number would spoil keys that it does not see.
+// Sets the weights of a warp's keys (from `key` on) to 0 for those queries (from `query` on) that do not see them.
+// Scores of -inf would not do: a query whose LSE is NaN would spoil keys that it does not see.
 template <int kQueries, int kTall = 1>
 __device__ __forceinline__ void clear_unseen(const Problem& problem, int key, int query,
                                              float (*weights)[kQueries / 8][4]) {
@@ -57,8 +57,8 @@ __device__ __forceinline__ void clear_unseen(const Problem& problem, int key, in
   }
 }
 
-// dS of columns [8 n, 8 n + 8) of a lane's two rows, from dP. kept: KeptByQuery or KeptByKey, of dropout. delta(i): of
-// element i.
+// In `gradients`, dP becomes dS, for a lane's four elements of eight columns. kept: dropout's KeptByQuery or KeptByKey;
+// columns: its bits of these columns. delta(i): that of element i.
 template <bool kDrop, typename Kept, typename Delta>
 __device__ __forceinline__ void score_gradients(const Kept& kept, uint32_t columns, float keep,
                                                 const float (&weights)[4], Delta delta, float (&gradients)[4]) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void score_gradients(const Kept& kept, uint32_t colum
   }
 }
 
-// What dk and dv of a lane's two keys, the first of them `key`, are multiplied by; 0 for keys that nobody sees.
+// The factors of dk and dv of a lane's two keys, `key` and key + 8; 0 for keys beyond the sequence's.
 struct KeyFactors {
   float k[2], v[2];
 
@@ -83,9 +83,9 @@ struct KeyFactors {
   }
 };
 
-// dq, dk and dv by the kernels of sm_90 alone, from the statistics, where wgmma_takes() the problem. counters: so
-// many ints on the device, all 0, one for each of the two kernels. The kernel that makes the statistics clears them: a
-// cudaMemsetAsync before each would take as long as a small kernel.
+// dq, dk and dv by the kernels for sm_90 only, from the statistics, where wgmma_takes() the problem. counters: as many
+// ints on the device, all 0, one for each of the two kernels. The kernel that makes the statistics clears them: a
+// cudaMemsetAsync before each of the two would take as long as a small kernel.
 constexpr int kBackwardCounters = 2;
 const char* wgmma_backward(const AttentionInputs& in, const AttentionShape& shape, const Gradients& gradients,
                            int* counters, void* stream);

@@ -1,4 +1,4 @@
-// Backward of attention.h on Hopper, the kernels by key and by query of attention_backward.cu with wgmma and TMA. See
+// Backward of attention.h on Hopper: attention_backward.cu's kernels by key and by query, with wgmma and TMA. See
 // attention_backward.cuh, attention_sm90.cuh.
 #include "cuda/attention_backward.cuh"
 #include "cuda/attention_sm90.cuh"
@@ -7,11 +7,12 @@ namespace aura {
 namespace cuda {
 namespace sm90 {
 
-// dq holds a tile until the next one is multiplied, and meanwhile waits for the one after: a fourth is what comes ahead.
+// While the dq kernel works on a tile it still holds the one before, and already waits for the one after: the fourth
+// stage is the one that is filled ahead.
 inline constexpr int kTileRows = 64, kStages = 4;
 
-// In shared memory: 128 rows of two tensors that a block holds (keys and values, or queries and their gradients), tiles
-// of the other two as they come, and a gradient on its way out.
+// In shared memory: the 128 rows of two tensors that a block holds (keys and values, or queries and their dout), stages
+// for tiles of the other two, and a gradient on its way out.
 template <int kWidth>
 struct BackwardMemory {
   static constexpr int kHeldTile = tile_bytes<kWidth>(kRows), kTile = tile_bytes<kWidth>(kTileRows);
@@ -23,7 +24,7 @@ struct BackwardMemory {
   Ring<kStages> ring;
   Work work[2];
 
-  // arrivals: of Ring::init(), for the tiles as they come.
+  // arrivals: as of Ring::init(), for `ring`.
   __device__ __forceinline__ void init(int arrivals, const Maps& maps) {
     if (threadIdx.x == 0) {
       for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.dout}) prefetch_map(*map);
@@ -36,7 +37,7 @@ struct BackwardMemory {
 };
 static_assert(sizeof(BackwardMemory<128>) <= 227 << 10, "more shared memory than a block may have");
 
-// By one thread, once they are free.
+// To be called by one thread, once `held` is free.
 template <int kWidth>
 __device__ __forceinline__ void bring_held(const CUtensorMap& first, const CUtensorMap& second, const Work& work,
                                            int number, BackwardMemory<kWidth>& memory) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void bring_tile(const CUtensorMap& first, const CUten
   bring<kTileRows, kWidth>(memory.seconds[stage], second, here, place, row);
 }
 
-// Zeros for what lies beyond the first `rows` rows of both tiles of a stage, once they are here.
+// Zeroes what lies beyond the first `rows` rows of a stage's two tiles, once they are here.
 template <int kWidth>
 __device__ __forceinline__ void clear_beyond(BackwardMemory<kWidth>& memory, int stage, int rows) {
   if (rows >= kTileRows) return;
@@ -75,7 +76,7 @@ __device__ __forceinline__ int first_query(const Problem& problem, const Place& 
   return problem.causal ? place.begin : 0;
 }
 
-// By the producer's warp. number, first: as of set_work().
+// To be called by the producer's whole warp. number, first: as of set_work().
 template <int kWidth>
 __device__ __forceinline__ void bring_queries(const Problem& problem, const Gradients& gradients, const Maps& maps,
                                               const Work& work, int number, int first,
@@ -104,8 +105,8 @@ __device__ __forceinline__ void bring_queries(const Problem& problem, const Grad
   }
 }
 
-// Of a tile's queries those of the lane, two of every eight. In one access each, and apart from one another, so that
-// both can be had before the products that they wait for.
+// A value of each of the lane's queries, two of every eight of a tile, in one access for both. LSEs and deltas are
+// apart, so that each can be loaded before the wait for the product that it goes with.
 __device__ __forceinline__ void load_pairs(float2 (&pairs)[kTileRows / 8], const float (&of_tile)[kTileRows]) {
 #pragma unroll
   for (int n = 0; n < kTileRows / 8; ++n) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
     [[maybe_unused]] KeptByKey<kTileRows> kept;
     if constexpr (kDrop) {
       kept.draw(problem, flat_row(problem, place, query), key, place.head);
-      memory.ring.wait_here(tile);  // ends a block
+      memory.ring.wait_here(tile);  // ends a basic block
     }
     multiply_wait<1>();
     hold(scores);
@@ -164,7 +165,7 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
       for (int i = 0; i < 4; ++i) {
         const bool dropped = kDrop && !kept.kept(columns, i);
         used[i] = dropped ? 0.0f : scores[n][i];
-        if (dropped) scores[n][i] = -scores[n][i];  // dS needs the weight, and has no register for what was dropped
+        if (dropped) scores[n][i] = -scores[n][i];  // the sign marks it: dS needs the weight
       }
       round_to<Type>(weights[n / 2], n % 2, used);
     }
@@ -198,13 +199,13 @@ __device__ __forceinline__ void add_queries(const Problem& problem, const Gradie
 
   if (seen == end) memory.held.release(number);
 
-  const Place again = memory.work[number % 2].place;  // what writing wants had no registers in the loop
+  const Place again = memory.work[number % 2].place;  // read again: the loop leaves no registers to keep it
   const int rows = rows_of(problem, again);
   const KeyFactors factors(problem, again, key + lane / 4);
   unsigned char* const out = scratch_of_warp<kWidth>(rows_of_group(memory.out, group));
   write_rows<Type, kWidth>(dk, factors.k, out, row_of(gradients.dk, again, key), gradients.dk.strides.row, rows - key,
                            problem.width);
-  __syncwarp();  // all have read dk before dv comes in its place
+  __syncwarp();  // all have read dk before dv takes its place
   write_rows<Type, kWidth>(dv, factors.v, out, row_of(gradients.dv, again, key), gradients.dv.strides.row, rows - key,
                            problem.width);
 }
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 
 // ---- dq: queries as rows --------------------------------------------------------------------------------------------
 
-// By one thread. number, first: as of set_work().
+// To be called by one thread. number, first: as of set_work().
 template <int kWidth>
 __device__ __forceinline__ void bring_keys(const Maps& maps, const Work& work, int number, int first,
                                            BackwardMemory<kWidth>& memory) {
@@ -304,7 +305,7 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     differentiate(draw(first));
     round_to<Type, kTileRows>(differences, dscores);
   }
-  memory.held.release(number);  // not sooner: products have waited for what was loaded of it
+  memory.held.release(number);  // not sooner: by now the loads from it are done, since products needed them
   if (first + 1 < seen) memory.ring.wait_here(first + 1);
   for (int tile = first + 1; tile < seen; ++tile) {
     const int stage = Ring<kStages>::stage_of(tile), last = Ring<kStages>::stage_of(tile - 1);
@@ -317,15 +318,15 @@ __device__ __forceinline__ void add_keys(const Problem& problem, const Gradients
     queue_by_rows<Type, kTileRows, kWidth>(dscores, dout_rows, memory.seconds[stage]);
     queue_by_tile<Type, kTileRows, kWidth>(dq, differences, memory.firsts[last]);
     const KeptByQuery<kTileRows> kept = draw(tile);
-    if constexpr (kDrop) memory.ring.wait_here(tile);  // ends a block
+    if constexpr (kDrop) memory.ring.wait_here(tile);  // ends a basic block
     multiply_wait<2>();
     hold(scores);
     weigh(tile);
-    if (tile + 1 < seen) memory.ring.wait_here(tile + 1);  // and ends a block
+    if (tile + 1 < seen) memory.ring.wait_here(tile + 1);  // and ends a basic block
     multiply_wait<1>();
     hold(dscores);
     differentiate(kept);
-    memory.ring.wait_here(tile);  // ends a block
+    memory.ring.wait_here(tile);  // ends a basic block
     multiply_wait<0>();
     hold(dq);
     hold(differences);

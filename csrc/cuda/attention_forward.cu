@@ -7,16 +7,17 @@ namespace {
 
 constexpr int kTall = 2, kThreads = kThreadsOf<kTall>, kWarpRows = 16 * kTall;
 
-// Of queries, the columns for which sums leave registers; the others are read from shared memory in every product.
+// Columns of the queries for which accumulators leave registers; the others are read from shared memory for every
+// product.
 template <int kWidth>
 constexpr int kHeld = kWidth < 64 ? kWidth : 64;
 template <int kWidth>
 using Queries = Left<kWidth, kTall, kHeld<kWidth>, 0, kHeld<kWidth> == kWidth ? kWidth : kWidth - kHeld<kWidth>>;
 template <int kWidth>
-constexpr int kKeys = kHeld<kWidth> == kWidth ? 64 : 32;  // of a tile
+constexpr int kKeys = kHeld<kWidth> == kWidth ? 64 : 32;  // in a tile
 
-// In shared memory: keys and values, twice, then the queries' columns that are not held. Those that are pass through
-// what will be the second pair of tiles, and may take more, on their way to registers.
+// In shared memory: two stages of keys and values, then the queries' columns that are not held. Those that are held
+// pass through the second stage on their way to registers, and may take more room than it has.
 template <int kWidth>
 constexpr int kStage = 2 * tile_bytes<kWidth>(kKeys<kWidth>);
 template <int kWidth>
@@ -24,7 +25,7 @@ constexpr int kOthersAt = kStage<kWidth> + std::max(kStage<kWidth>, tile_bytes<k
 template <int kWidth>
 constexpr int kForwardShared = kOthersAt<kWidth> + tile_bytes<kWidth - kHeld<kWidth>>(kRows);
 
-// Add to `sums` the values of a tile of keys, from `begin` on, as a warp's queries weigh them.
+// Adds to `sums` the values of a tile of keys (from `begin` on), weighted for a warp's queries.
 template <typename Type, int kWidth, bool kDrop>
 __device__ __forceinline__ void attend(const Problem& problem, const Place& place, int query, int begin,
                                        const Queries<kWidth>& queries, const unsigned char* k,

@@ -1,4 +1,4 @@
-// What the forward kernels share: the softmax over keys that come tile by tile, and how its results are written.
+// What the forward kernels share: the online softmax over tiles of keys, and how results are written.
 #pragma once
 
 #include <cfloat>
@@ -8,28 +8,28 @@
 namespace aura {
 namespace cuda {
 
-// Of a lane's queries, two of every 16 of its warp's, over the keys so far: a score that none exceeds by much, and the
-// lane's part of the sum of exponentials relative to it. The exponentials are powers of 2, and `scale`, by which scores
-// are multiplied first, has a factor log2(e) for that.
+// The online softmax of a lane's queries, two of every 16 of its warp's, over the keys so far: `base`, which no scaled
+// score exceeds by more than kSlack, and the lane's part of the sum of exponentials relative to it. Exponentials are
+// powers of 2: `scale`, by which scores are multiplied first, includes the factor log2(e).
 template <int kTall>
 struct Softmax {
-  // A larger score takes the place of `base` only from so far above on, as in FlashAttention-4 (Dao-AILab,
-  // flash_attn/cute/softmax.py): weights up to 2^8 are rounded no worse than those up to 1, and what has been added up
-  // seldom has to shrink.
+  // A larger score replaces `base` only if it exceeds it by more than this, as in FlashAttention-4 (Dao-AILab,
+  // flash_attn/cute/softmax.py): weights up to 2^8 are rounded no worse than those up to 1, and the accumulators seldom
+  // have to be rescaled.
   static constexpr float kSlack = 8.0f;
   float base[2 * kTall], sum[2 * kTall] = {};
 
-  // Below every score, but finite: relative to it those of -inf are weights of 0, not of inf - inf.
+  // Below every score, but finite: scores of -inf then give weights of 0, where inf - inf would give NaN.
   __device__ __forceinline__ Softmax() {
 #pragma unroll
     for (int r = 0; r < 2 * kTall; ++r) base[r] = -FLT_MAX;
   }
 
-  // Take these scores into account in `base`. Whether it is another now for any of the warp's queries: then what
-  // weights so far were added up to is to shrink by `shrink`.
+  // Takes these scores into account in `base`. Returns whether it changed for any of the warp's queries: then the
+  // caller has to multiply what it has accumulated so far by `shrink`.
   template <int kScores>
   __device__ __forceinline__ bool rise(float (*scores)[kScores][4], float scale, float (&shrink)[2 * kTall]) {
-    // Of the lane's own scores; only where some lane finds one that is too large do the four of a query compare.
+    // The largest of the lane's own scores; only if some lane finds one too large do the four lanes of a query compare.
     float largest[2 * kTall];
     bool rises = false;
 #pragma unroll
@@ -83,7 +83,7 @@ struct Softmax {
   }
 };
 
-// Each of a lane's rows times its factor.
+// Multiplies each of a lane's rows by its factor.
 template <int kCount, int kFactors>
 __device__ __forceinline__ void shrink_rows(float (*sums)[kCount][4], const float (&factor)[kFactors]) {
 #pragma unroll
@@ -118,8 +118,8 @@ __device__ __forceinline__ void drop_weights(const Problem& problem, const Place
   }
 }
 
-// The sums of exponentials and the output of a warp's queries, once their weights are all added up. memory: as
-// write_rows() takes it, for so many rows.
+// Writes the LSE and the output of a warp's queries, after Softmax::finish(). memory: as write_rows() takes it, for
+// each of the kTall blocks of 16 rows.
 template <typename Type, int kWidth, int kTall>
 __device__ __forceinline__ void write_output(const Problem& problem, const Place& place, const Softmax<kTall>& softmax,
                                              float (*sums)[kWidth / 8][4], unsigned char* memory, int query,

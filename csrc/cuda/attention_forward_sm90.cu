@@ -1,10 +1,10 @@
 // Forward of attention.h on Hopper. See attention_forward.cuh, attention_sm90.cuh.
 //
-// After FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), our own code. A block holds 128 queries of a head, and
-// there is always a product for the tensor cores while exponentials are computed elsewhere: a group of consumers queues
-// the scores of the next keys before the values of these are added up (section 3.2), and the two groups take turns at
-// queueing (section 3.1). When its queries are done it takes others (attention_sm90.cuh): tiles for these come while
-// the results of those are written.
+// After FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), our own code. A block holds 128 queries of a head. The
+// tensor cores always have a product queued while exponentials are computed: a consumer warpgroup queues the scores of
+// the next tile of keys before the product with the values of the current one (section 3.2), and the two warpgroups
+// take turns at queueing (pingpong, section 3.1). A block that is done with its queries takes others
+// (attention_sm90.cuh), whose tiles arrive while the results are written.
 #include "cuda/attention_forward.cuh"
 #include "cuda/attention_sm90.cuh"
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void bring_tiles(const Maps& maps, const Work& work, 
   memory.work[number % 2] = work;
   arrive_expecting(&memory.held.here[0], sizeof(memory.queries));
   bring<kRows, kWidth>(memory.queries, maps.q, &memory.held.here[0], place, place.begin);
-  // Keys first, as they are used: those of a tile before the values of the one before.
+  // In the order of use: the keys of a tile before the values of the tile before it.
   for (int tile = 0; tile <= work.tiles; ++tile) {
     if (tile < work.tiles) {
       const int stage = Ring<kStages>::stage_of(first + tile);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void bring_tiles(const Maps& maps, const Work& work, 
   }
 }
 
-// A group may queue its products when the other has queued its own, the first group first.
+// Turns: a group may queue its products once the other has queued its own. The first group begins.
 __device__ __forceinline__ void begin_turn(int group) { sync_named<kGroup * kConsumers>(kTurn + group); }
 __device__ __forceinline__ void end_turn(int group) { arrive_named<kGroup * kConsumers>(kTurn + (group ^ 1)); }
 
@@ -79,7 +79,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Work& work,
     memory.keys_ring.release(first);
     if (first + 1 == end) memory.held.release(number);
     hide_unseen<kKeys>(problem, place, query, 0, &scores);
-    softmax.rise(&scores, scale, shrink);  // of nothing
+    softmax.rise(&scores, scale, shrink);  // there are no sums yet to shrink
     softmax.weigh(&scores, scale);
     if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, 0, scores);
     round_to<Type, kKeys>(weights, scores);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void attend(const Problem& problem, const Work& work,
     const bool shrinks = softmax.rise(&scores, scale, shrink);
     softmax.weigh(&scores, scale);
     if constexpr (kDrop) drop_weights<kKeys>(problem, place, query, key, scores);
-    // The next turn is not to be spent waiting for keys; and this ends a block.
+    // So that no turn is spent waiting for keys; this also ends a basic block.
     if (tile + 1 < end) memory.keys_ring.wait_here(tile + 1);
     multiply_wait<0>();
     hold(sums);

@@ -1,8 +1,8 @@
-// What the attention kernels of Hopper share: tiles that one warp brings by TMA while two warpgroups multiply them by
-// wgmma (hopper.cuh), and the maps of tensors that TMA reads.
+// What the attention kernels of Hopper share: tiles that one warp brings with TMA while two warpgroups multiply them
+// with wgmma (hopper.cuh), and the tensor maps that TMA reads.
 //
-// A block has three warpgroups. One warp of the first, the producer, brings tiles into rings of shared memory; the
-// other two, the consumers, hold 64 rows each of what the block is for. A tile is made of boxes of 64 rows by 64
+// A block has three warpgroups. One warp of the first, the producer, brings tiles into rings of stages in shared
+// memory; the other two, the consumers, have 64 of the block's 128 rows each. A tile is made of boxes of 64 rows by 64
 // columns, as TMA writes them with its swizzle of 128 bytes: all boxes of the first 64 columns, then those of the next.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace aura {
 namespace cuda {
-namespace sm90 {  // with a name: other architectures' builds leave nearly all of it unused
+namespace sm90 {  // named, not anonymous: builds for other architectures leave nearly all of it unused
 
 inline constexpr int kGroup = 128, kConsumers = 2, kBlock = kGroup * (1 + kConsumers);
 inline constexpr int kConsumerWarps = 4 * kConsumers;
@@ -22,28 +22,28 @@ inline constexpr int kGroupRows = kRows / kConsumers;
 inline constexpr int kBoxRows = 64, kBoxColumns = 64, kRowBytes = 2 * kBoxColumns;
 inline constexpr int kBoxBytes = kBoxRows * kRowBytes;
 inline constexpr int kEightRows = 8 * kRowBytes;  // what the swizzle permutes
-// Of the 168 registers that a thread of so large a block is started with, the producer's give up what the others need.
+// Threads of so large a block start with 168 registers each; the producer's give up what the consumers need.
 inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
-// Which of a block's warpgroups a thread is in: -1 the producer's, else the number of the consumers. It is a warp's,
-// which the compiler would not know of threadIdx.
+// The warpgroup that a thread is in: -1 for the producer's, else the number of the consumer group. By the shuffle the
+// compiler knows that it is the same for a whole warp, which it does not know of threadIdx.
 __device__ __forceinline__ int find_group() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x / kGroup), 0) - 1;
 }
 
-// Barriers of the consumers, by number: of all, and for the turns of groups (attention_forward_sm90.cu).
+// Named barriers of the consumers: one for all of them, and one for each group's turn (attention_forward_sm90.cu).
 __device__ __forceinline__ void sync_consumers() { sync_named<kGroup * kConsumers>(1 + kConsumers); }
 inline constexpr int kTurn = 2 + kConsumers;
 
 // ---- Tiles ----------------------------------------------------------------------------------------------------------
 
-// Tiles number 0, 1, 2... take turns in kStages places of shared memory: `here` when they have come, `free` when no
-// warp has any use for them.
+// Tiles 0, 1, 2... go round kStages stages of shared memory. A phase of a stage's barrier `here` completes when a tile
+// has arrived, one of `free` when no consumer warp needs that tile any more.
 template <int kStages>
 struct Ring {
   Barrier here[kStages], free[kStages];
 
-  // A tile is here after so many arrivals of the producer, and the bytes that these expect.
+  // A tile is here after `arrivals` arrivals of the producer and all the bytes that these expect.
   __device__ __forceinline__ void init(int arrivals = 1) {
     for (int stage = 0; stage < kStages; ++stage) {
       init_barrier(&here[stage], arrivals);
@@ -51,34 +51,34 @@ struct Ring {
     }
   }
   static __device__ __forceinline__ int stage_of(int tile) { return tile % kStages; }
-  // Also the end of a block of instructions, at next to no cost where the tile is here and not released: ptxas waits for
-  // a product before whatever can be computed meanwhile, if that is in the same block.
+  // Also called just to end a basic block, which costs next to nothing if the tile is here and not yet released: within
+  // one basic block, ptxas puts the wait for a product before work that could be done meanwhile.
   __device__ __forceinline__ void wait_here(int tile) { wait(&here[stage_of(tile)], tile / kStages % 2); }
   __device__ __forceinline__ void wait_free(int tile) { wait(&free[stage_of(tile)], tile / kStages % 2 ^ 1); }
   __device__ __forceinline__ void release(int tile) {
-    __syncwarp();  // whoever sees the first lane arrive knows that all have read
+    __syncwarp();  // whoever sees the first lane arrive knows that all lanes have read
     if (threadIdx.x % 32 == 0) arrive(&free[stage_of(tile)]);
   }
 };
 
 // ---- Work -----------------------------------------------------------------------------------------------------------
 
-// There are no more blocks than multiprocessors, and a block does one piece of work after another: while consumers write
-// the results of one, the producer brings tiles of the next. It takes the next that no block has taken, which `taken`
-// counts, so that no multiprocessor waits for another that has had more to do or began later. Where `taken` is null,
-// there are as many blocks as pieces.
+// Blocks are persistent: there are no more than multiprocessors, and each does one piece of work after another. While
+// the consumers write the results of one, the producer brings tiles of the next. A block takes the next piece that none
+// has taken, by the counter `taken`, so that no multiprocessor waits for one that has had more to do or began later.
+// Where `taken` is null, there are as many blocks as pieces.
 
-// What a producer sets its consumers: rows, and how many tiles of the other side they take.
+// What a producer hands its consumers: rows, and how many tiles of the other side these need.
 struct Work {
   Place place;
   int tiles;
 };
 inline constexpr int kNoWork = -1;  // for `tiles`
 
-// The producer's warp. A block's Memory has a ring `held`, for the tiles that consumers hold all the while, and what
-// they are for in work[number % 2], which outlives the release of those tiles. count(place): the tiles of a place, or
-// kNoWork. bring(work, number, first): its tiles to shared memory; number: of this work, and first: of its first tile,
-// among all that the block has had.
+// Run by the producer's warp. A block's Memory has a ring `held`, for the tiles that consumers hold throughout a piece
+// of work, and the Work itself in work[number % 2], which outlives the release of those tiles. count(place): the tiles
+// of a place, or kNoWork. bring(work, number, first) brings its tiles to shared memory; number: of this work, and
+// first: of its first tile, counted over all that the block has had.
 template <typename Memory, typename Count, typename Bring>
 __device__ __forceinline__ void set_work(const Problem& problem, bool last_first, int* taken, Memory& memory,
                                          Count count, Bring bring) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void set_work(const Problem& problem, bool last_first
   }
 }
 
-// The consumers. carry_out(work, number, first) releases what the ring `held` has when it has no more use for it.
+// Run by the consumers. carry_out(work, number, first) releases the ring `held` when it no longer needs its tiles.
 template <typename Memory, typename Job>
 __device__ __forceinline__ void do_work(Memory& memory, Job carry_out) {
   for (int number = 0, first = 0;; ++number) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ void do_work(Memory& memory, Job carry_out) {
 
 // ---- Tiles in shared memory -----------------------------------------------------------------------------------------
 
-// Begin to bring kCount rows, from `row` of the sequence on; what lies beyond the tensor is zeros, what lies beyond the
-// sequence is whatever lies there.
+// Start the copies of kCount rows, from `row` of the sequence on. Rows beyond the tensor become zeros; rows beyond the
+// sequence bring whatever lies there.
 template <int kCount, int kWidth>
 __device__ __forceinline__ void bring(unsigned char* tile, const CUtensorMap& map, Barrier* here, const Place& place,
                                       int row) {
@@ -129,8 +129,8 @@ __device__ __forceinline__ void bring(unsigned char* tile, const CUtensorMap& ma
   }
 }
 
-// Zeros for the rows of a tile from `rows` on, which have weights of 0, but may hold what 0 times is not 0: by all
-// consumers, the producer being before them in the block.
+// Zeroes the rows of a tile from `rows` on: they must add nothing, but may hold inf or NaN, which times 0 is not 0. To
+// be called by all consumers, whose threads come after the producer's kGroup.
 template <int kCount, int kWidth>
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
   constexpr int kColumnBytes = kCount * kRowBytes;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
     }
   }
 }
-// After it, before the tiles are multiplied.
+// To be called after clear_rows(), before the tiles are multiplied.
 __device__ __forceinline__ void publish_cleared() {
   fence_async_proxy();
   sync_consumers();
@@ -152,7 +152,7 @@ __device__ __forceinline__ unsigned char* rows_of_group(unsigned char* tile, int
   return tile + group * kBoxBytes;
 }
 
-// Memory for 16 rows of a warp's own, in rows_of_group() that the group has no more use for.
+// Scratch memory for 16 rows of a warp's own, within rows_of_group() that hold nothing its group still needs.
 template <int kWidth>
 __device__ __forceinline__ unsigned char* scratch_of_warp(unsigned char* rows) {
   const int offset = threadIdx.x / 32 % 4 * tile_bytes<kWidth>(16);
@@ -161,13 +161,13 @@ __device__ __forceinline__ unsigned char* scratch_of_warp(unsigned char* rows) {
 
 // ---- Products of a group's 64 rows ----------------------------------------------------------------------------------
 
-// The descriptor of what lies `bytes` further on: one addition to its lower half, where to make it anew takes four
-// instructions, and products of 64 columns are too short to wait for them.
+// The descriptor of what lies `bytes` further on, by one addition to its lower half: making it anew takes four
+// instructions, and products of 64 columns are too short to hide them.
 __device__ __forceinline__ uint64_t advance(uint64_t descriptor, int bytes) {
   return (descriptor & ~uint64_t{UINT32_MAX}) | (static_cast<uint32_t>(descriptor) + bytes / 16);
 }
 
-// Queue sums[64, kCount] = left tile^T, for rows_of_group() and a tile of kCount rows.
+// Queue sums[64, kCount] = left tile^T, where `left` is rows_of_group() and the tile has kCount rows.
 template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], const unsigned char* left,
                                               const unsigned char* tile) {
@@ -182,8 +182,8 @@ __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], cons
   multiply_commit();
 }
 
-// The same for a left side in registers, as load_held() brings it from rows_of_group() of a tile of kRows rows. wgmma
-// reads a left side in shared memory anew for every product; with 64 columns that takes as long as reading the tile.
+// The same for a left operand in registers, where load_held() brings it from rows_of_group() of a tile of kRows rows.
+// wgmma reads a left operand in shared memory anew for every product, which with 64 columns takes as long as the tile.
 template <int kWidth>
 __device__ __forceinline__ void load_held(uint32_t (&left)[kWidth / 16][4], const unsigned char* rows) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -207,7 +207,7 @@ __device__ __forceinline__ void queue_by_rows(float (&sums)[kCount / 8][4], cons
   multiply_commit();
 }
 
-// Queue sums[64, kWidth] += left[64, kCount] tile, for a left side in registers.
+// Queue sums[64, kWidth] += left[64, kCount] tile, for a left operand in registers.
 template <typename Type, int kCount, int kWidth>
 __device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], const uint32_t (&left)[kCount / 16][4],
                                               const unsigned char* tile) {
@@ -220,14 +220,14 @@ __device__ __forceinline__ void queue_by_tile(float (&sums)[kWidth / 8][4], cons
   multiply_commit();
 }
 
-// Accumulators of one product, rounded, as the left side of the next: eight columns, the first or second of sixteen.
+// Rounds accumulators of one product to the left operand of the next: eight columns, the first or second of sixteen.
 template <typename Type>
 __device__ __forceinline__ void round_to(uint32_t (&left)[4], int second, const float (&sums)[4]) {
   left[2 * second] = pack(Type{}, sums[0], sums[1]);
   left[2 * second + 1] = pack(Type{}, sums[2], sums[3]);
 }
 
-// And all of them.
+// The same for all columns.
 template <typename Type, int kCount>
 __device__ __forceinline__ void round_to(uint32_t (&left)[kCount / 16][4], const float (&sums)[kCount / 8][4]) {
 #pragma unroll
@@ -244,8 +244,8 @@ inline bool is_hopper() {
          device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
-// The axes of a tensor but the innermost, from the inside out as a tensor map wants them. What strides axes of one
-// element have does not matter; theirs are those of a tensor without gaps.
+// The axes of a tensor except the innermost, from the inside out as a tensor map wants them. The stride of an axis with
+// one element does not matter; here it is that of a tensor without gaps.
 struct Axes {
   int64_t heads, rows, batch;
   int64_t head, row, entry;  // strides
@@ -257,7 +257,7 @@ struct Axes {
     entry = batch > 1 ? strides.batch : rows * row;
   }
 
-  // Each axis must lie wholly within one step of the next, as the documentation of cuTensorMapEncodeTiled has it.
+  // Each axis must lie wholly within one step of the next, as the documentation of cuTensorMapEncodeTiled requires.
   bool can_be_mapped(int64_t width) const {
     constexpr int64_t kMost = int64_t{1} << 39;  // elements; 2^40 bytes
     return heads > 0 && rows > 0 && batch > 0 && head >= width && row >= heads * head && row % head == 0 &&
@@ -267,7 +267,7 @@ struct Axes {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, which is not linked to: there may be no driver where this is built.
+// The driver's function, looked up at run time: there may be no driver to link with where this is built.
 inline Encode find_encode() {
   constexpr char kName[] = "cuTensorMapEncodeTiled";
   void* function = nullptr;
@@ -305,8 +305,8 @@ struct Maps {
   CUtensorMap q, k, v, dout;
 };
 
-// Whether the driver has made those of q, k and v. It makes none for a thread that has no context yet, as one of torch's
-// may not have on its first call.
+// Makes the maps of q, k and v; whether the driver did. It makes none in a thread that has no context yet, as one of
+// torch's may not have on its first call: cudaSetDevice() gives it one.
 inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShape& shape) {
   int device = 0;
   return cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
@@ -316,11 +316,11 @@ inline bool make_maps(Maps* maps, const AttentionInputs& in, const AttentionShap
 }
 inline const char* no_maps() { return "attention: the driver makes no tensor maps of q, k, v or their gradient"; }
 
-// A block for each multiprocessor; whether these take so many pieces of work by a counter.
+// One block for each multiprocessor; and whether these take `pieces` pieces of work by a counter.
 inline int64_t most_blocks() { return std::max(1, device_attribute(cudaDevAttrMultiProcessorCount)); }
 inline bool by_counter(int64_t pieces) { return pieces > most_blocks(); }
 
-// Queue a kernel of `blocks` pieces of work; counter: an int on the device, for `taken`, which is 0 if by_counter().
+// Queue a kernel for `blocks` pieces of work. counter: an int on the device for `taken`, set to 0 if by_counter().
 template <typename... Wanted, typename... Given>
 const char* launch_work(void (*kernel)(Problem, Maps, int*, Wanted...), int64_t blocks, int shared, int* counter,
                         void* stream, const Problem& problem, const Maps& maps, const Given&... given) {
