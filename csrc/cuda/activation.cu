@@ -1,8 +1,8 @@
 // GELU in its tanh form, SwiGLU and a sigmoid gate, forward and backward; the formulas and the bounds that keep their
 // exponentials finite are those of csrc/cpu/activation.inl.
 //
-// All of this waits for memory: every element is read once and written once, by 16-byte accesses where the rows lie
-// for it, and a thread has one vector of each tensor, so that a card has as many loads under way as it has threads.
+// All of this is bound by memory: every element is read once and written once, by 16-byte accesses where the rows are
+// aligned for it. A thread has one vector of each tensor, so that a card has as many loads under way as it has threads.
 #include "cuda/activation.h"
 
 #include <cuda_runtime.h>
@@ -130,7 +130,8 @@ __device__ __forceinline__ void apply(const ActivationRows& a, int64_t row, int6
   }
 }
 
-// threadIdx.x counts vectors of a row, threadIdx.y rows; what is left of a row after its whole vectors is one thread's.
+// threadIdx.x counts vectors of a row, threadIdx.y rows; one thread takes what is left of a row after its whole
+// vectors.
 template <typename T, typename Function, int kCount>
 __global__ void __launch_bounds__(kThreads) elements(const ActivationRows a) {
   const int64_t first = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kCount;
@@ -154,7 +155,8 @@ bool aligned(const ActivationRows& a, int tensors, int count) {
   });
 }
 
-// As many threads in x as make the fewest blocks of a row, and even ones; what a short row leaves is for other rows.
+// As many threads in x as cover a row with the fewest blocks, all of about one size; those that a short row leaves are
+// for other rows.
 dim3 block_of(int64_t vectors) {
   if (vectors <= kWarp) return dim3(static_cast<unsigned>(vectors), static_cast<unsigned>(kThreads / vectors));
   const int64_t each = ceil_div(vectors, ceil_div(vectors, kThreads));

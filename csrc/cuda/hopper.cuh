@@ -1,6 +1,6 @@
-// What Hopper (sm_90a) alone has, one function each (PTX ISA 8.0, by the names in the comments): barriers that count
-// bytes, copies of boxes of a tensor (TMA), and products of four warps at a time straight from shared memory (wgmma).
-// tests/cuda_on_cpu/cuda/hopper.cuh says in plain C++ what each of them does.
+// Instructions of Hopper (sm_90a), one function each (PTX ISA 8.0, under the names in the comments): barriers that
+// count bytes (mbarrier), copies of boxes of a tensor (TMA), and products of a warpgroup straight from shared memory
+// (wgmma). tests/cuda_on_cpu/cuda/hopper.cuh says in plain C++ what each of them does.
 #pragma once
 
 #include <cuda.h>
@@ -15,14 +15,15 @@ namespace cuda {
 // ---- Barriers in shared memory --------------------------------------------------------------------------------------
 
 // mbarrier: a phase is complete when all arrivals and all bytes that it expects are there; then the next one begins.
-// Phases are told apart by parity, the first one's being 0.
+// Phases are told apart by their parity, which is 0 for the first.
 using Barrier = uint64_t;
 
 __device__ __forceinline__ void init_barrier(Barrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Of the thread that has initialised them, before the block's __syncthreads: also copies see them as they are now.
+// To be called by the thread that has initialised them, before the block's __syncthreads: makes them visible to copies
+// too.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
 }
@@ -31,14 +32,14 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrive, and expect so many bytes more of copies in this phase.
+// Arrive, and expect `bytes` more bytes from copies in this phase.
 __device__ __forceinline__ void arrive_expecting(Barrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
 
-// Until the phase of this parity is complete; of a fresh barrier, that of parity 1 is. There is no way out of the loop
-// but that: with one, ptxas no longer gives a warpgroup the registers it has taken, and products wait for one another.
+// Waits until the phase of this parity is complete; on a fresh barrier, that of parity 1 is. The loop has no other way
+// out: with one, ptxas no longer gives a warpgroup the registers it has taken (setmaxnreg), and serialises products.
 __device__ __forceinline__ void wait(Barrier* barrier, int parity) {
   for (uint32_t done = 0; !done;) {
     asm volatile(
@@ -51,8 +52,8 @@ __device__ __forceinline__ void wait(Barrier* barrier, int parity) {
   }
 }
 
-// bar: the numbered barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps arrive, kThreads in all; sync also
-// waits.
+// bar: the named barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps arrive, kThreads threads in all; sync
+// also waits.
 template <int kThreads>
 __device__ __forceinline__ void sync_named(int id) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "n"(kThreads) : "memory");
@@ -62,8 +63,8 @@ __device__ __forceinline__ void arrive_named(int id) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-// elect.sync: true for one lane of a warp that is here as a whole. ptxas knows that it is one; of a comparison with
-// threadIdx it does not, and puts a loop over the lanes around every copy.
+// elect.sync: true for one lane of the warp, all of which must be here. ptxas knows that it is just one; of a
+// comparison with threadIdx it does not, and puts a loop over the lanes around every copy.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(
@@ -76,8 +77,8 @@ __device__ __forceinline__ bool elect_one() {
 
 // ---- Copies ---------------------------------------------------------------------------------------------------------
 
-// cp.async.bulk.tensor: the box of the tensor that begins at these coordinates, the innermost first, to shared memory
-// aligned to 1024 bytes. What lies beyond the tensor becomes zeros, and counts as bytes of the barrier like the rest.
+// cp.async.bulk.tensor: copies the box of the tensor that begins at these coordinates, the innermost first, to shared
+// memory aligned to 1024 bytes. What lies beyond the tensor becomes zeros, and counts among the barrier's bytes too.
 __device__ __forceinline__ void copy_box(void* shared, const CUtensorMap& map, Barrier* barrier, int c0, int c1, int c2,
                                          int c3) {
   asm volatile(
@@ -87,17 +88,18 @@ __device__ __forceinline__ void copy_box(void* shared, const CUtensorMap& map, B
       : "memory");
 }
 
-// prefetch.tensormap: a map that copies will need, a kernel's parameter.
+// prefetch.tensormap: fetches a map, a kernel's parameter, that copies will need.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }
 
-// fence.proxy.async: what this thread has written to shared memory is what copies and products see from here on.
+// fence.proxy.async: from here on copies and products see what this thread has written to shared memory.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // ---- Registers ------------------------------------------------------------------------------------------------------
 
-// setmaxnreg, by all warps of a warpgroup: so many registers to a thread, of those that others have given up.
+// setmaxnreg, by all warps of a warpgroup: each thread has kRegisters from here on. For more of them it waits until
+// others have given theirs up.
 template <int kRegisters>
 __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
@@ -110,19 +112,19 @@ __device__ __forceinline__ void fewer_registers() {
 // ---- Products -------------------------------------------------------------------------------------------------------
 
 // The matrix descriptor of wgmma, for an operand in shared memory whose rows of 128 bytes are swizzled as TMA leaves
-// them with CU_TENSOR_MAP_SWIZZLE_128B: within 1024 bytes, the 16-byte piece p of row r lies at p ^ r. `stride` bytes
-// part eight rows from the next eight, and where a row of 128 bytes runs along the product's other axis (an operand
-// that is "MN-major"), `leading` bytes part 64 of its elements from the next 64. `start` may be advanced within a row:
-// the swizzle is of addresses.
+// them with CU_TENSOR_MAP_SWIZZLE_128B: within 1024 bytes, the 16-byte piece p of row r lies at p ^ r. Every eight rows
+// begin `stride` bytes after the eight before. In an "MN-major" operand, whose rows run along M or N and not along K,
+// every 64 elements of a row begin `leading` bytes after the 64 before. `start` may be advanced within a row: the
+// swizzle depends on the address alone.
 __device__ __forceinline__ uint64_t tile_descriptor(const void* start, int leading, int stride) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   const auto field = [](uint32_t bytes) { return static_cast<uint64_t>((bytes & 0x3ffff) >> 4); };
   return field(shared_address(start)) | field(leading) << 16 | field(stride) << 32 | kSwizzle128;
 }
 
-// wgmma.fence, commit_group, wait_group: products are asynchronous. There must be a fence before the first one after
-// registers that it reads or writes were written; commit makes a group of those queued; wait, until at most kPending
-// groups are under way.
+// wgmma.fence, commit_group, wait_group: products are asynchronous. After registers have been written otherwise, a
+// fence must come before the first product that reads or writes them. Commit makes a group of the products queued; wait
+// returns once at most kPending groups are under way.
 __device__ __forceinline__ void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 template <int kPending>
@@ -130,8 +132,8 @@ __device__ __forceinline__ void multiply_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
-// The compiler takes a product for done where it is queued. It moves no use of these registers across a call of this:
-// one after the wait keeps it from reading them before, and what a product reads whole until then.
+// To the compiler a product is done where it is queued. It moves no use of these registers across a call of this:
+// called after the wait, it keeps results from being read, and operands from being overwritten, before.
 template <int kCount>
 __device__ __forceinline__ void hold(float (&registers)[kCount][4]) {
 #pragma unroll
@@ -149,8 +151,8 @@ __device__ __forceinline__ void hold(uint32_t (&registers)[kCount][4]) {
   }
 }
 
-// wgmma.mma_async.m64nNk16. Warp w of the four has rows 16 w to 16 w + 15 of d, and of a in registers, and in them a
-// lane has what mma.m16n8k16 (ptx.cuh) gives it.
+// wgmma.mma_async.m64nNk16. Warp w of the four has rows 16 w to 16 w + 15 of d, and of a where that is in registers;
+// within them a lane has the fragments of mma.m16n8k16 (ptx.cuh).
 #define AURA_LIST_32                                                                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31"
@@ -165,8 +167,8 @@ __device__ __forceinline__ void hold(uint32_t (&registers)[kCount][4]) {
   AURA_SUMS_32, AURA_FOUR(8), AURA_FOUR(9), AURA_FOUR(10), AURA_FOUR(11), AURA_FOUR(12), AURA_FOUR(13), \
       AURA_FOUR(14), AURA_FOUR(15)
 
-// d[64, N] = a[64, 16] b[N, 16]^T, or what d was more; N is 64 or 128. Both by descriptor, their rows along the 16
-// ("K-major").
+// d[64, N] = a[64, 16] b[N, 16]^T, or += with `accumulate`; N is 64 or 128. Both by descriptor and "K-major": their
+// rows run along the 16.
 #define AURA_MULTIPLY_TILES(columns, type, list, sums, a_place, b_place, add_place)                             \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" add_place ", 0;\n"                                     \
                "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" list "}, %" a_place \
@@ -204,7 +206,7 @@ __device__ __forceinline__ void multiply_tiles(Half, float (&d)[8][4], const uin
   AURA_MULTIPLY_REGISTERS("f16");
 }
 
-// d[64, N] += a[64, 16] b[16, N]: a in registers, b by descriptor, its rows along d's ("MN-major").
+// d[64, N] += a[64, 16] b[16, N]: a in registers, b by descriptor and "MN-major": its rows run along the N.
 #define AURA_MULTIPLY_BY_VALUES(columns, type, list, sums, a0, a1, a2, a3, b_place)                               \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" list "}, {%" a0 ", %" a1 \
                ", %" a2 ", %" a3 "}, %" b_place ", 1, 1, 1, 1;\n"                                                 \

@@ -2,7 +2,7 @@
 // any compiler reads it.
 //
 // Every function queues its work on `stream` (a cudaStream_t) of the current device and returns at once: null when it
-// is queued, else why it is not, in words that live for ever. Pointers are to the device's memory.
+// is queued, else why it is not, a string that is never freed. Pointers are to the device's memory.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace aura {
 namespace cuda {
 
 struct Kernels {
-  // The current stream of a device, and whether these are the kernels for tensors in host memory too (tests only).
+  // The current stream of a device, and whether these kernels also take tensors in host memory (tests only).
   void* (*stream)(int device);
   bool emulated;
   NormKernels norms;
@@ -27,7 +27,7 @@ struct Kernels {
   LossKernels loss;
 };
 
-// The table of those that are linked to who calls this: the GPU's, or emulated ones.
+// The table of the kernels that the caller is linked with: the GPU's, or emulated ones.
 inline Kernels all_kernels(void* (*stream)(int device), bool emulated) {
   return {stream,           emulated, norm_kernels(), attention_kernels(), activation_kernels(),
           rotary_kernels(), loss_kernels()};

@@ -13,12 +13,12 @@ namespace cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A grid of so many blocks, or of as many as there can be: kernels go on from there by its size.
+// A grid of x by y blocks, or of as many as a grid may have: kernels then go on in steps of its size.
 inline dim3 grid_of(int64_t x, int64_t y = 1) {
   return dim3(static_cast<unsigned>(std::min<int64_t>(x, INT_MAX)), static_cast<unsigned>(std::min<int64_t>(y, 65535)));
 }
 
-// What the current device has of something; 0 where it does not say.
+// An attribute of the current device; 0 where it cannot be read.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   const bool known = cudaGetDevice(&device) == cudaSuccess &&
@@ -64,8 +64,8 @@ const char* launch(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared,
   return queue_grid(false, kernel, grid, block, shared, stream, given...);
 }
 
-// The same for a kernel that begins with begin_early() (ptx.cuh): its blocks are made ready while the kernel before
-// ends or, if that calls let_next_begin(), is at work, which for one of microseconds is a good part of its time.
+// The same for a kernel that begins with begin_early() (ptx.cuh): its blocks are launched while the kernel before it
+// ends or, if that calls let_next_begin(), is at work. A kernel of a few microseconds saves a good part of its time so.
 template <typename... Wanted, typename... Given>
 const char* launch_early(void (*kernel)(Wanted...), dim3 grid, dim3 block, int shared, void* stream,
                          const Given&... given) {

@@ -1,13 +1,12 @@
 // Cross-entropy of rows of logits, and its gradient in their place.
 //
 // A block has a row and goes over it once for the largest logit and the sum of exponentials together: where a thread
-// finds a larger one, what it has added up shrinks (Milakov and Gimelshein 2018). The gradient needs the row again: of
-// up to 65536 columns of 16 bits, or half as many of 32, the registers of the block still have it, packed as it was. A
-// longer one is read again, which the L2 cache may then still hold: few blocks of many threads keep the rows that are
-// under way few.
+// finds a larger logit, it rescales its sum (online softmax: Milakov and Gimelshein 2018). The gradient needs the row
+// again: up to 65536 columns of 16 bits, or half as many of 32, are still in the block's registers, packed as they
+// were. A longer row is read again, perhaps from the L2 cache: few blocks of many threads keep few rows under way.
 //
-// Rows are read by 16 bytes wherever they begin: a vocabulary of an odd number of words leaves hardly any of them on
-// such an address. What lies before the first one and after the last goes element by element.
+// Rows are read in aligned pieces of 16 bytes wherever they begin: with a vocabulary of an odd number of words hardly
+// any row begins at such an address. What lies before the first piece and after the last goes element by element.
 #include "cuda/loss.h"
 
 #include <cuda_runtime.h>
@@ -26,7 +25,7 @@ namespace {
 
 constexpr int kThreads = 1024;  // of a block, at most
 constexpr int kHeld = 8;        // vectors of a row in the registers of a thread, at most
-constexpr int kBatch = 4;       // vectors a thread has under way where the row does not fit them
+constexpr int kBatch = 4;       // vectors a thread has under way where the row does not fit the registers
 constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994530942;
 
@@ -35,7 +34,7 @@ constexpr int kCount = 16 / kBytes<T>;
 
 // ---- A row in vectors ----------------------------------------------------------------------------------------------
 
-// `before` elements, `vectors` of 16 bytes from an address of so many on, and the rest.
+// A row: `before` elements, `vectors` of 16 bytes at multiples of 16, and the rest. single: all that is in no vector.
 template <typename T>
 struct Parts {
   int before, vectors, single;
@@ -51,7 +50,7 @@ struct Parts {
   __device__ __forceinline__ int single_column(int i) const { return i < before ? i : vectors * kCount<T> + i; }
 };
 
-// What a thread has of a row: vectors, some at a time, and a single element.
+// What a thread has of a row: vectors, some at a time, and at most one single element.
 template <typename T>
 struct Share {
   const void* row;
@@ -62,10 +61,10 @@ struct Share {
 
   __device__ __forceinline__ Share(const void* row_, int classes)
       : row(row_), parts(row_, classes), has_single(thread < parts.single) {
-    // Under way with the first vectors: the block would wait for it by itself.
+    // Under way together with the first vectors: later, the block would wait for it alone.
     if (has_single) single = load<T, 1>(row, parts.single_column(thread), InOrder{});
   }
-  // The vectors number first, first + step...
+  // Loads the vectors first, first + step...
   template <int kVectors>
   __device__ __forceinline__ void bring(Vector<T, kCount<T>> (&x)[kVectors], int first, int step) const {
     const int column = parts.column(first);
@@ -90,8 +89,8 @@ struct Share {
   }
 };
 
-// Of a row that fits the registers of the block. The vectors of kSide threads, a warp or the whole block, lie side by
-// side: so the distances between those of a thread are constants and cost no registers. each() visits all.
+// A Share of a row that fits the registers of the block. The vectors of kSide threads, a warp or the whole block, lie
+// side by side, so that the distances between a thread's are constants and cost no registers. each() visits all.
 template <typename T, int kSide>
 struct HeldShare : Share<T> {
   Vector<T, kCount<T>> held[kHeld];
@@ -107,7 +106,7 @@ struct HeldShare : Share<T> {
   }
 };
 
-// Of one that does not: each() reads it.
+// A Share of a row that does not: each() reads it.
 template <typename T>
 struct ReadShare : Share<T> {
   using Share<T>::Share;
@@ -134,11 +133,11 @@ __device__ __forceinline__ void clear(void* row, int classes) {
 
 // ---- Cross-entropy -------------------------------------------------------------------------------------------------
 
-// exp(x) / 2^shift, in one multiplication and addition.
+// exp(x) / 2^shift, with one fused multiply-add.
 __device__ __forceinline__ float exponential(float x, float shift) { return exp2_fast(fmaf(x, kLog2E, -shift)); }
 
-// The largest of some logits, times kLog2E, which is never a NaN, and the sum of exp(x) / 2^largest, which is one where
-// a logit is.
+// The largest of some logits, times kLog2E, which is never NaN, and the sum of exp(x) / 2^largest, which is NaN where a
+// logit is.
 struct Seen {
   float largest = -INFINITY, sum = 0;
 
@@ -177,7 +176,7 @@ __device__ __forceinline__ void gradient(void* row, int column, int target, cons
   store(row, column, to_vector<T>(d));
 }
 
-// A row each: a loop over rows keeps places at hand for which the registers do not do.
+// A row for each block: a loop over rows would keep more addresses alive than there are registers for.
 template <typename T, typename ShareOfRow>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyRows a) {
   const int64_t i = blockIdx.x;
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntrop
 
   const ShareOfRow share(row, classes);
   Seen seen;
-  bool mine = false;  // the target's logit, which is read before any thread writes its gradient
+  bool mine = false;  // whether `logit` is the target's, to be read before any thread writes its gradient
   float logit = 0;
   share.each([&](int column, const auto& x) {
     seen.add(x);
@@ -212,8 +211,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntrop
   share.each([&](int column, const auto& x) { gradient(row, column, target, x, largest[0], scale); });
 }
 
-// As many warps as hold a row. Up to half of what a block may have, two blocks or more are in a multiprocessor: while
-// one computes, another reads. Past that a block is alone there, and has all threads.
+// As many warps as hold a row. Up to half of what a block may have, a multiprocessor holds two blocks or more: while
+// one computes, another reads. Beyond that a block is alone there, and has all threads.
 template <typename T>
 const char* queue(const CrossEntropyRows& a, int64_t rows, void* stream) {
   constexpr int kMostWarps = kThreads / kWarp;

@@ -1,14 +1,14 @@
 // Layer normalisation (Ba et al. 2016) and RMS normalisation (Zhang and Sennrich 2019), with the residual addition and
 // its dropout before them; the formulas are those of csrc/cpu/norms.inl.
 //
-// All of this waits for memory, so a row crosses the bus once: its threads load it with 16-byte accesses and keep it in
-// registers, packed as it was. That leaves room for statistics in two passes, which lose no digits where the mean is
-// large (sum(x^2) - n mean^2 would). Where one warp holds a row, blocks have several rows and need no barrier; a longer
-// row has a block, but in backward, whose blocks have as many rows as they have threads for. Rows in registers and a
-// partial sum of dweight for each of the blocks are ideas of NVIDIA's Apex (fast layer norm) and of llm.c.
+// All of this is bound by memory, so a row crosses the bus once: its threads load it with 16-byte accesses and keep it
+// in registers, packed as it was. That allows statistics in two passes, which lose no digits where the mean is large
+// (sum(x^2) - n mean^2 would). Where one warp holds a row, blocks have several rows and need no barrier; a longer row
+// has a block to itself, except in backward, whose blocks have as many rows as they have threads for. Rows in registers
+// and one partial sum of dweight per block are ideas of NVIDIA's Apex (fast layer norm) and of llm.c.
 //
-// Sums are the same in every run on a card: what is added to what follows from rows, columns, element types, whether
-// tensors begin on 16 bytes and how many multiprocessors there are, and nothing is atomic.
+// Sums are the same in every run on a card: the order of additions depends only on rows, columns, element types, on
+// whether tensors begin at multiples of 16 bytes and on the number of multiprocessors, and nothing is atomic.
 #include "cuda/norms.h"
 
 #include <cuda_runtime.h>
@@ -41,7 +41,7 @@ struct Types {
 
 // ---- Pieces of the kernels. threadIdx.x counts the threads of a row, threadIdx.y the rows of a block. --------------
 
-// Dropout of the elements column .. column + kCount of a row; a vector lies within one counter's eight numbers.
+// Dropout of the elements [column, column + kCount) of a row, a vector, which lies within one counter's eight numbers.
 template <int kCount>
 __device__ __forceinline__ void drop(const Dropout& dropout, float scale, int64_t row, uint32_t column,
                                      float (&values)[kCount]) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void drop(const Dropout& dropout, float scale, int64_
   }
 }
 
-// residual + dropout(x), rounded as it is stored: backward will see no other.
+// residual + dropout(x), rounded as it is stored: backward sees only that.
 template <typename X, typename R, int kCount>
 __device__ __forceinline__ Vector<R, kCount> add(const NormForward& a, float scale, int64_t row, uint32_t column,
                                                  const Vector<R, kCount>& residual, const Vector<X, kCount>& x) {
@@ -109,7 +109,8 @@ __device__ __forceinline__ float finish_statistics(const NormForward& a, int64_t
   return rstd;
 }
 
-// With n = x * rstd + shift, which is (x - mean) * rstd, and g = dy * weight: adds g and g * n to sums, dy * n to dweight.
+// With n = x * rstd + shift, which is (x - mean) * rstd, and g = dy * weight: adds g and g * n to sums, and dy * n to
+// dweight.
 template <typename R, typename Y, typename W, int kCount>
 __device__ __forceinline__ void accumulate(const Vector<R, kCount>& x, const Vector<Y, kCount>& dy,
                                            const Vector<W, kCount>& weight, float rstd, float shift, float (&sums)[2],
@@ -142,7 +143,7 @@ struct RowGradient {
   }
 };
 
-// Stores it, with what comes past the norm added, and the gradient of x, at those places of the two tensors.
+// Stores that gradient, plus the one that bypasses the norm (`past`), in dresidual, and the gradient of x in dx.
 template <typename T, int kCount>
 __device__ __forceinline__ void gradient(const NormBackward& a, const RowGradient& of_row, float scale, int64_t row,
                                          int64_t column, const Vector<typename T::R, kCount>& x,
@@ -214,7 +215,7 @@ __device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots
   const int rows = static_cast<int>(blockDim.y), of_row = static_cast<int>(blockDim.x) * kCount * kVectors;
   float* const all = slots.sums - static_cast<int>(threadIdx.y) * of_row;
   __syncthreads();
-  for (int v = static_cast<int>(threadIdx.y); v < kVectors; v += rows) {  // each row's threads some of the columns
+  for (int v = static_cast<int>(threadIdx.y); v < kVectors; v += rows) {  // each row's threads take some columns
     const int column = first_column<kCount, kVectors>() + v * kStep<kCount>;
     if (column >= columns) return;
     float sum[kCount] = {};
@@ -230,9 +231,9 @@ __device__ __forceinline__ void write_slots(const Slots<kCount, kVectors>& slots
 
 // ---- Rows in registers --------------------------------------------------------------------------------------------
 
-// A row each: as a loop over rows this keeps so many places at hand that two blocks of 512 threads do not fit side by
-// side, and one alone leaves memory idle while it computes. kWhole: the threads of a row have just as many elements as
-// the row, and need no condition for each vector.
+// One row for its threads, without a loop: a loop over rows keeps so many addresses alive that two blocks of 512
+// threads do not fit side by side, and one alone leaves memory idle while it computes. kWhole: the threads of a row
+// have just as many elements as the row, and need no condition for each vector.
 template <typename T, int kCount, int kVectors, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
     forward_rows(const NormForward a, int64_t rows, bool rms, float scale) {
@@ -285,8 +286,8 @@ __global__ void __launch_bounds__(kThreads, kVectors <= 4 ? 2 : 1)
   }
 }
 
-// Begin to bring a row of a tensor to the L2 cache, a line by each thread: none has more of a row than 128 bytes. Those
-// that have less bring the last once more, which costs less than a condition.
+// Prefetches a row of a tensor to the L2 cache, one line by each thread: none has more of a row than 128 bytes. Threads
+// beyond the last line fetch that once more, which costs less than a condition.
 template <typename Element>
 __device__ __forceinline__ void prefetch_row(const void* tensor, int64_t row, int columns) {
   constexpr int kLine = 128;
@@ -294,11 +295,11 @@ __device__ __forceinline__ void prefetch_row(const void* tensor, int64_t row, in
   prefetch(static_cast<const unsigned char*>(tensor) + (row * bytes + at));
 }
 
-// A multiprocessor has one block, which takes every so many rows, as many at a time as it has threads for: each block
-// leaves sums for dweight and dbias, and the fewer there are, the less is written and read again. Those for dweight
-// stay in registers and those for dbias in shared memory: for both there are not registers enough. What comes past the
-// norm is loaded with the row while there are: between the sums and the stores, each vector of it would be waited for
-// by itself. While a row is computed, the next one comes to the L2 cache.
+// One block per multiprocessor goes over the rows, as many at a time as it has threads for: each block leaves partial
+// sums of dweight and dbias, and the fewer blocks, the less is written and read again. The sums of dweight stay in
+// registers and those of dbias in shared memory: there are not registers enough for both. The gradient that bypasses
+// the norm is loaded with the row where registers allow it (kEarly): between the sums and the stores, each vector of it
+// would be waited for alone. While a row is computed, the next one comes to the L2 cache.
 template <typename T, int kCount, int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_rows(const NormBackward a, int64_t rows, float scale, float part, float* partials) {
@@ -339,7 +340,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     const float rstd = static_cast<const float*>(a.rstd)[row];
     const float shift = a.mean ? -static_cast<const float*>(a.mean)[row] * rstd : 0.0f;
-    // At the end its own once more, which is on its way: the last row of all for all would be a queue at some lines.
+    // At the end the row itself once more, which is on its way: if all took the last row of all, they would queue at
+    // its lines.
     const int64_t next = row + apart < rows ? row + apart : row;
     prefetch_row<R>(a.x, next, columns);
     prefetch_row<Y>(a.dy, next, columns);
@@ -472,13 +474,13 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
 
 // ---- The partial sums ---------------------------------------------------------------------------------------------
 
-// A block of 32 x 32 threads adds up 32 columns: each row of threads every 32nd of the partial sums, then all rows.
+// A block of 32 x 32 threads adds up 32 columns: each row of threads every 32nd partial sum, then the rows together.
 // blockIdx.y: 0 dweight, 1 dbias.
 template <typename W>
 __global__ void __launch_bounds__(kWarp* kWarp)
     add_partials(const float* partials, int count, int64_t columns, int64_t stride, void* dweight, void* dbias) {
   constexpr int kBatch = 5;  // loads under way together: 160 partial sums, as many as most cards have multiprocessors
-  constexpr int kPitch = kWarp + 1;  // columns are read as well as rows, each from all banks
+  constexpr int kPitch = kWarp + 1;  // rows are written and columns read, both over all banks
   float* tile = reinterpret_cast<float*>(shared_memory());
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const int64_t column = int64_t{blockIdx.x} * kWarp + x, turned = int64_t{blockIdx.x} * kWarp + y;
@@ -528,8 +530,9 @@ dim3 backward_block(int64_t columns, int elements) {
   return dim3(threads, kThreads / threads);
 }
 
-// A block for each multiprocessor, whose registers hold no more: they begin and end together. Fewer where each would
-// have too few rows for its partial sums to be little beside them. Reckoned for aligned rows, whatever they are.
+// One block for each multiprocessor, whose registers hold no more: all begin and end together. Fewer where each would
+// have so few rows that its partial sums would not be little beside them. Computed as for aligned rows, whatever they
+// are.
 int64_t partials(int64_t rows, int64_t columns, NormTypes types) {
   constexpr int64_t kFewestTurns = 4;
   const bool wide = types == NormTypes::kFloat || types == NormTypes::kBFloat16FloatFloat ||
@@ -540,7 +543,7 @@ int64_t partials(int64_t rows, int64_t columns, NormTypes types) {
   return ceil_div(rows, turns * block.y);
 }
 
-// How many elements an access brings: `count` where rows are made of so many and every tensor begins on 16 bytes.
+// How many elements an access brings: `count` where it divides a row and every tensor begins on 16 bytes, else 1.
 int access(int64_t columns, int count, std::initializer_list<const void*> tensors) {
   return aligned(tensors) && columns % count == 0 ? count : 1;
 }

@@ -9,12 +9,13 @@ namespace aura {
 namespace cuda {
 
 struct NormKernels {
-  // All rows. Types: those of norms.h but kDouble. narrow: y, in backward dy, is of the type of x and not of the
-  // residual's; where both are the same it is false.
+  // All rows. Types: those of norms.h except kDouble. narrow: y (in backward dy) has the type of x and not that of the
+  // residual; false where both have the same.
   const char* (*forward)(const NormForward&, int64_t rows, bool rms, NormTypes types, bool narrow, void* stream);
-  // How many partial sums backward makes of so many rows: each float [columns], or [2 columns] where there is a mean.
+  // How many partial sums backward makes for these rows: each float [columns], or [2 columns] where there is a mean.
   int64_t (*partials)(int64_t rows, int64_t columns, NormTypes types);
-  // All rows; dweight [columns] of the type of weight, dbias likewise or null. Sums are always added up in one order.
+  // All rows; dweight [columns] of the type of weight, dbias likewise or null. Sums are added up in the same order
+  // always.
   const char* (*backward)(const NormBackward&, int64_t rows, NormTypes types, bool narrow, void* partials,
                           void* dweight, void* dbias, void* stream);
 };

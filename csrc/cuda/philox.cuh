@@ -10,7 +10,7 @@ namespace cuda {
 
 // The 128 bits of the counter (c0, c1, c2, c3) under `seed`: eight numbers of 16 bits, word by word, the low half
 // first.
-// With kUnroll 1 the rounds stay a loop, which keeps several calls from being mixed up at the cost of registers.
+// With kUnroll 1 the rounds stay a loop, so that the compiler does not interleave several calls, which takes registers.
 template <int kUnroll = 7>
 __device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);

@@ -7,7 +7,7 @@
 namespace aura {
 namespace cuda {
 
-// Where a generic pointer into shared memory lies in the shared window.
+// The address in the shared window of a generic pointer into shared memory.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -18,53 +18,54 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return aura_shared_memory;
 }
 
-// 10.7 %ctaid.x, blockIdx.x: read when this is called, so that what is found from it a second time needs no registers
-// meanwhile.
+// 10.7 %ctaid.x, blockIdx.x: read anew at each call, so that what is derived from it can be derived again later, and
+// needs no registers meanwhile.
 __device__ __forceinline__ int block_number() {
   int number;
   asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(number));
   return number;
 }
 
-// An address in device memory that is found here, once: nvcc finds it again for each access that has a condition, and
-// then has its registers to find as well.
+// An address in device memory, computed here and only once: nvcc would compute it again for each access under a
+// condition, which takes registers as well.
 __device__ __forceinline__ const void* reckoned(const void* global) {
   asm("" : "+l"(global));
   __builtin_assume(__isGlobal(global));
   return global;
 }
 
-// 9.7.9.15 prefetch: the 128 bytes in which this lies, to the L2 cache; nobody waits for them.
+// 9.7.9.15 prefetch: brings the 128 bytes in which this lies to the L2 cache; nobody waits for them.
 __device__ __forceinline__ void prefetch(const void* global) {
   constexpr uintptr_t kLine = 128;
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(reinterpret_cast<uintptr_t>(global) & ~(kLine - 1)) : "memory");
 }
 
-// 9.7.13.1 bar.sync: the numbered barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps, `threads` in all.
+// 9.7.13.1 bar.sync: the named barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps, `threads` threads in
+// all.
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// 9.7.13.13 griddepcontrol, of sm_90 and later. begin_early is what a kernel queued by launch_early() begins with: it
-// waits until all kernels before are done and what they wrote can be read. Returns the block's number: addresses that are
-// found from it are not known before, while the compiler takes what __ldg reads for the same at all times. (ptxas, to
-// which the number is a constant, may read that sooner; over the wait it moves no load.)
+// 9.7.13.13 griddepcontrol, of sm_90 and later. A kernel queued by launch_early() begins with begin_early, which waits
+// until all kernels before it are done and what they wrote can be read. It returns the block's number so that addresses
+// derived from that are unknown before the wait: the compiler takes what __ldg reads for constant, and could load it
+// sooner. (ptxas, to which the number is a constant, may read it sooner, but moves no load over the wait.)
 __device__ __forceinline__ int begin_early() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
   return block_number();
 }
-// The blocks of the next kernel, if it was queued by launch_early(), may be made ready as soon as all of this one's
-// have come here. Only where the next kernel is ours: another that was queued so might not wait.
+// As soon as all blocks of this kernel have come here, those of the next one, if queued by launch_early(), may be
+// launched. Only where the next kernel is ours: another that was queued so might not wait.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
 
-// 9.7.9.25 cp.async: 16 or 8 bytes from device to shared memory, both aligned to as many, beside what the thread does;
-// the first `bytes` of them are read, the rest is zeros (0: nothing is read).
+// 9.7.9.25 cp.async: copies 16 or 8 bytes from device to shared memory, both aligned to as many, asynchronously. The
+// first `bytes` of them are read, the rest become zeros (0: nothing is read).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                : "memory");
@@ -74,15 +75,16 @@ __device__ __forceinline__ void copy_async_8(void* shared, const void* global, i
                : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Until at most `kPending` of this thread's committed groups are under way. A barrier makes them visible to others.
+// Waits until at most `kPending` of this thread's committed groups are under way. Other threads see the copies after a
+// barrier.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
 // 9.7.14.5.15 ldmatrix: four 8 x 8 matrices of 16-bit values. Lane l gives the shared_address() of row l % 8 (16 bytes)
-// of matrix l / 8, and receives in r[m] the values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix m; of its transpose
-// the same.
+// of matrix l / 8, and receives in r[m] the values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix m or, with
+// load_matrices_transposed, of its transpose.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

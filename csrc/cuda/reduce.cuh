@@ -33,17 +33,17 @@ __device__ __forceinline__ void combine_lanes(float (&numbers)[kNumbers]) {
 // Combines one or two numbers over the threads of a row, which are those of threadIdx.x; all of them get the same
 // result, to the last bit.
 //
-// kApart: rows of a block, by threadIdx.y, may be of more than one warp each and do not wait for one another. Their
-// barriers are numbered by threadIdx.y, and ptxas, which does not know it, sets aside all 16 for each block. A
-// multiprocessor has two for each block that it can hold, some cards one (64 on Hopper, 16 on sm_86): four blocks are
-// then the most, or one. Otherwise it is __syncthreads, one barrier.
+// kApart: rows of a block, by threadIdx.y, may have more than one warp each and do not wait for one another. Each has a
+// named barrier, numbered by threadIdx.y, which ptxas does not know: it sets aside all 16 for each block. A
+// multiprocessor has two barriers for each block that it can hold, on some cards one (64 in all on Hopper, 16 on
+// sm_86), so that it holds four such blocks at most, or one. Without kApart the barrier is __syncthreads, just one.
 template <bool kApart = false>
 struct RowReduce {
   static constexpr int kMostWarps = 32;
   static constexpr int kSize = 2 * kMostWarps * 2 * sizeof(float);  // bytes, for each row of more than one warp
   float* of_warps;
-  // Successive results use the two halves of of_warps in turn, so that one barrier each is enough: whoever writes a
-  // half again has passed the barrier after it was read.
+  // Successive results use the two halves of of_warps in turn, so that one barrier for each result is enough: a thread
+  // that writes a half again has passed the other half's barrier, where nobody arrives before having read this half.
   int turn = 0;
 
   __device__ __forceinline__ explicit RowReduce(unsigned char* memory)

@@ -1,7 +1,7 @@
 // Rotary positions (Su et al. 2021, section 3.4.2), pairs made of the two halves of a head.
 //
-// All of this waits for memory: q, k and v are read once and written once. A thread has the same pairs of one head
-// after another, so that it reads their angles once a row; the caches hold those of a position for all heads.
+// All of this is bound by memory: q, k and v are read once and written once. A thread has the same pairs of one head
+// after another, so that it reads their angles once per row; the caches hold a position's angles for all heads.
 #include "cuda/rotary.h"
 
 #include <cuda_runtime.h>
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) turn_rows(const RotaryRows a, int64_
   }
 }
 
-// As many heads at a time as make the fewest turns, and even ones.
+// As many heads at a time as need the fewest turns, and about as many in each.
 dim3 block_of(int64_t vectors, int64_t heads) {
   const int64_t x = std::min<int64_t>(vectors, kThreads), most = kThreads / x;
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_div(heads, ceil_div(heads, most))));

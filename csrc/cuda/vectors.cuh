@@ -1,4 +1,4 @@
-// Neighbouring elements of a tensor, as one access brings them and as floats.
+// Neighbouring elements of a tensor, packed as an access brings them, and as floats.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -59,8 +59,8 @@ __device__ __forceinline__ Vector<T, kCount> to_vector(const float (&values)[kCo
   return vector;
 }
 
-// A load of memory that this kernel does not write (AnyTime) may be moved up past the stores before it: more of them
-// are under way together, in more registers. InOrder: it may not.
+// AnyTime: a load of memory that this kernel does not write, which may be moved ahead of earlier stores, so that more
+// loads are under way together, in more registers. InOrder: a load that may not.
 struct AnyTime {};
 struct InOrder {};
 template <typename Word>
@@ -72,13 +72,13 @@ __device__ __forceinline__ Word load_word(InOrder, const void* from) {
   return *static_cast<const Word*>(from);
 }
 
-// Where an element of a tensor is.
+// The address of an element of a tensor.
 template <typename T>
 __device__ __forceinline__ const void* place(const void* tensor, int64_t index) {
   return reckoned(static_cast<const unsigned char*>(tensor) + index * kBytes<T>);
 }
 
-// The elements index .. index + kCount of a tensor, at an address aligned to their size or to 16 bytes.
+// The elements [index, index + kCount) of a tensor, at an address aligned to their size together, at most to 16 bytes.
 template <typename T, int kCount, typename Path = AnyTime>
 __device__ __forceinline__ Vector<T, kCount> load(const void* tensor, int64_t index, Path path = {}) {
   using V = Vector<T, kCount>;
