@@ -1,5 +1,5 @@
-// Attention with bounds of documents that nobody has checked, as those on a GPU are: the operators refuse wrong ones in
-// host memory, where the emulator has all of its own.
+// Attention with document bounds that nobody has checked, as on a GPU: the operators would refuse wrong ones, since the
+// emulator's tensors are in host memory, where they look.
 #include <memory>
 
 #include "cuda/kernels.h"

@@ -1,5 +1,5 @@
-// The part of the driver's interface that csrc/cuda/*.cu needs: maps of tensors for TMA. hopper_copies.cpp alone writes
-// and reads what a map holds.
+// The part of the driver's interface that csrc/cuda/*.cu needs: tensor maps for TMA. Only hopper_copies.cpp writes and
+// reads what a map holds.
 #pragma once
 
 #include <cstdint>

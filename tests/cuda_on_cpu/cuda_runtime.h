@@ -1,5 +1,5 @@
 // CUDA on a processor, for tests: what csrc/cuda/*.cu needs of the run-time library and of the language, with a block's
-// threads as fibers of one ordinary thread. Correctness only: the order of the fibers is drawn anew for every launch,
+// threads as fibers of one ordinary thread. Correctness only: the order of the fibers is drawn anew for every block,
 // shared memory begins as NaN, and a barrier or a collective that not all threads reach ends the program.
 //
 //     g++ -x c++ -std=c++17 -O1 -Itests/cuda_on_cpu -Icsrc csrc/cuda/norms.cu tests/cuda_on_cpu/{runtime,hopper_*}.cpp
@@ -56,10 +56,10 @@ unsigned char* shared_memory();
 
 // Wait until all threads of the block that have not ended are here.
 void barrier();
-// What every lane of the warp named by `mask` brings to this operation, lane by lane; `operation` must be the same. The
-// pointer is good until the lane's next collective.
+// Returns what the lanes of the warp in `mask` bring to this collective, kMost bytes apart. They must all name the same
+// `operation`. The pointer is valid until the lane's next collective.
 const unsigned char* collect(unsigned mask, const char* operation, const void* mine, size_t size);
-constexpr size_t kMost = 64;  // bytes a lane brings
+constexpr size_t kMost = 64;  // bytes a lane brings, at most
 
 template <typename T>
 struct Brought {
@@ -94,18 +94,18 @@ struct Coordinates {
 };
 void copy_box(void* shared, const void* map, uint64_t* barrier, const Coordinates& coordinates);
 
-// fence.proxy.async: what threads have written to shared memory is seen by multiplications from here on. (On a card what
-// this thread has written; here, whatever has been.)
+// fence.proxy.async: from here on multiplications see what has been written to shared memory. (On a card, what this
+// thread has written; here, what any thread has.)
 void fence_async_proxy();
-// setmaxnreg: of each thread of the warps of a warpgroup.
+// setmaxnreg: registers of each thread of this warp; all warps of a warpgroup must set the same.
 void set_registers(int count);
 
 // wgmma: carried out when it is waited for. Until then its accumulators are NaN.
 struct Multiplication {
   uint64_t a, b;     // descriptors
   int columns;       // of b and of the result
-  bool registers;    // hold a
-  bool mn_major;     // b; K-major otherwise, as a always is
+  bool registers;    // a is in registers
+  bool mn_major;     // b is; K-major otherwise, as a always is
   bool accumulate;
   float (*wide)(uint16_t);
 };
@@ -113,15 +113,15 @@ void multiply_later(const Multiplication& what, float* d, const uint32_t* a);
 void fence_multiplications();
 void commit_multiplications();
 void wait_for_multiplications(int pending);
-// In the shared window, which does not begin at 0; and a stride that a descriptor can hold.
+// Addresses in the shared window, which does not begin at 0; and `bytes` if a descriptor can hold them as a stride.
 uint32_t shared_address(const void* pointer);
 const unsigned char* shared_pointer(uint32_t address, uint32_t bytes, const char* what);
 uint32_t descriptor_stride(int bytes);
-// What ldmatrix reads at once, eight rows of 16 bytes, must lie in all the banks: no error on a card, but it takes twice
-// to eight times as long.
+// Fails unless the eight rows of 16 bytes that ldmatrix reads at once lie in all the banks. On a card that is no error,
+// but takes two to eight times as long.
 void require_all_banks(const Brought<const unsigned char*>& rows, int first, const char* what);
 
-// Whether no assertion has failed. One that fails ends the launch.
+// Runs a launch; false if an assertion failed, which ends it.
 bool run(dim3 grid, dim3 block, size_t shared, void (*kernel)(void*), void* arguments);
 [[noreturn]] void fail_assertion(const char* condition);
 

@@ -1,4 +1,4 @@
-// mbarrier and TMA behind cuda_runtime.h, and the shared window, in which their addresses lie and those of wgmma.
+// mbarrier and TMA behind cuda_runtime.h, and the shared window, in which their addresses and wgmma's lie.
 #include "state.h"
 
 namespace emulated {
@@ -208,7 +208,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* to, CUtensorMapDataType type, cuuin
   emulated::Map map{};
   for (uint32_t i = 0; i < rank; ++i) {
     if (dims[i] == 0 || dims[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256) return CUDA_ERROR_INVALID_VALUE;
-    // That of the innermost dimension is ignored without interleaving.
+    // The innermost dimension's element stride is ignored without interleaving.
     if (i > 0 && (element_strides[i] == 0 || element_strides[i] > 8)) return CUDA_ERROR_INVALID_VALUE;
     if (i > 0 && element_strides[i] != 1) return CUDA_ERROR_NOT_SUPPORTED;
     map.dims[i] = dims[i];
@@ -216,7 +216,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* to, CUtensorMapDataType type, cuuin
   }
   for (uint32_t i = 0; i + 1 < rank; ++i) {
     if (strides[i] % 16 || strides[i] >= uint64_t{1} << 40) return CUDA_ERROR_INVALID_VALUE;
-    // A stride is that of the dimension below times its size and its padding.
+    // A stride is a multiple of the one below it, and at least that times the size of its dimension.
     const uint64_t below = i == 0 ? value_bytes : strides[i - 1];
     if (below == 0 || strides[i] / below < dims[i] || (i > 0 && strides[i] % below)) return CUDA_ERROR_INVALID_VALUE;
     map.strides[i] = strides[i];

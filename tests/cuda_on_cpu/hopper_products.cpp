@@ -11,7 +11,8 @@ struct Descriptor {
   explicit Descriptor(uint64_t bits)
       : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
     if (bits >> 62 != 1) fail("wgmma: a descriptor without the swizzle of 128 bytes");
-    // Bits 14, 15, 30, 31, 46 to 48 and 52 to 61 are nobody's; what is added to the start may not carry into them.
+    // Bits 14, 15, 30, 31, 46 to 48 and 52 to 61 belong to no field: what is added to the start may not carry into
+    // them.
     if (bits & (uint64_t{3} << 14 | uint64_t{3} << 30 | uint64_t{7} << 46 | uint64_t{0x3ff} << 52)) {
       fail("wgmma: bits of a descriptor that must be 0");
     }
@@ -35,8 +36,8 @@ void read_k_major(const Multiplication& what, uint64_t bits, int rows, float* to
   }
 }
 
-// A matrix [columns, 16] that lies MN-major: 64 columns side by side, for 8 k one below the other; the next 8 k are
-// `stride` further, the next 64 columns `leading`. To [16, columns].
+// A matrix [columns, 16] that lies MN-major: rows of 64 columns, one for each k, in groups of 8 k that are `stride`
+// apart; the next 64 columns are `leading` further. It is written as [16, columns].
 void read_mn_major(const Multiplication& what, uint64_t bits, float* to) {
   const Descriptor descriptor(bits);
   if (descriptor.start % 128) fail("wgmma: an MN-major matrix that does not begin with its 128 bytes");
@@ -93,7 +94,7 @@ bool same(const Multiplication& one, const Multiplication& other) {
          one.mn_major == other.mn_major && one.accumulate == other.accumulate && one.wide == other.wide;
 }
 
-// What is known of these registers of the thread. Memory of the stack may have been others' before.
+// What is known of these registers of the thread. The same memory of the stack may have been other registers before.
 Registers& find_registers(const void* at, size_t words, bool& known) {
   auto& all = fiber->registers;
   known = true;
@@ -150,7 +151,7 @@ void multiply_later(const Multiplication& what, float* d, const uint32_t* a) {
     fail("wgmma: the lanes of a warp do not come to it together");
   }
 
-  // Whatever else touched these registers must be before a wgmma.fence. Multiplications among themselves need none.
+  // A wgmma.fence must come after whatever else touched these registers. Between multiplications none is needed.
   bool known;
   Registers& accumulators = find_registers(d, what.columns / 2, known);
   if (accumulators.under_way) {
@@ -233,7 +234,7 @@ void wait_for_multiplications(int pending) {
         std::memcpy(accumulators.at, accumulators.values.data(), 4 * accumulators.words);
         accumulators.returned = fiber->fences;
       }
-      // The threads take them in order: the oldest is the first that all have.
+      // The threads take results in order: the oldest operation is the first that all have taken.
       if (++operation.taken == kWarpgroup) warpgroup.operations.pop_front(), ++warpgroup.first;
     }
   }

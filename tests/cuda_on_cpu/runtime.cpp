@@ -22,7 +22,7 @@ void fail(const std::string& what) {
   std::abort();
 }
 
-// As swapcontext, which asks the kernel for the signal mask each time.
+// In place of swapcontext, which asks the kernel for the signal mask each time.
 void yield() {
   if (!_setjmp(fiber->place)) _longjmp(block->scheduler, 1);
 }
@@ -147,7 +147,7 @@ void run_block(size_t shared) {
   std::vector<int> order(threads);
   for (int i = 0; i < threads; ++i) order[i] = i;
   std::shuffle(order.begin(), order.end(), random());
-  // A warp runs for as long as it can before another does: what two of them race for goes wrong then.
+  // A warp runs for as long as it can before another does: a race between two of them goes wrong then.
   const auto warp_of = [](int i) { return block->fibers[i]->thread.warp; };
   std::vector<int> ranks(block->warps.size());
   for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);

@@ -29,7 +29,7 @@ struct Registers {
   void* at;
   size_t words;
   int under_way = 0;               // multiplications into d
-  uint64_t returned = 0;           // fences of the thread when the last of them was waited for
+  uint64_t returned = 0;           // how many fences the thread had had when the last of these was waited for
   std::vector<uint32_t> at_fence;  // what they held at the thread's last fence; empty if there was none since the first
   std::vector<float> values;       // of d, while multiplications are under way
 };
@@ -44,11 +44,11 @@ struct Issued {
 // One multiplication of a warpgroup.
 struct Operation {
   Multiplication what;
-  int issued = 0, taken = 0;  // by so many threads
+  int issued = 0, taken = 0;  // how many threads have issued it, and taken its result
   bool done = false;
   struct {
     int lanes = 0;
-    uint64_t collectives, groups;  // that each of its lanes had gone through before
+    uint64_t collectives, groups;  // how many each of its lanes had gone through before
   } warps[4];
   uint32_t a[kWarpgroup][4];
   std::vector<float> product;  // [64, columns]
@@ -77,10 +77,10 @@ struct BoxCopy {
 struct PhaseBarrier {
   int arrivals, pending;
   int bytes = 0;       // tx-count
-  uint64_t phase = 0;  // that is not complete
-  int initializer;     // thread
+  uint64_t phase = 0;  // the current one, which is not complete
+  int initializer;     // the thread that did it
   bool published = false;
-  uint64_t published_at;  // __syncthreads() that the thread had gone through
+  uint64_t published_at;  // how many __syncthreads() that thread had gone through
   std::vector<BoxCopy> copies;
 };
 // The memory of an mbarrier holds this; nothing else may write there.
@@ -103,7 +103,7 @@ struct Fiber {
   uint64_t barriers = 0, collectives = 0;
   std::vector<Copy> copies;             // not yet committed
   std::deque<std::vector<Copy>> groups;  // committed, oldest first
-  std::string waits_for;                 // for the message when all do
+  std::string waits_for;                 // for the message when all threads wait
   // wgmma: multiplications issued, those waited for, groups, fences, and fences before the last wait.
   uint64_t multiplications = 0, taken = 0, multiplication_groups = 0, fences = 0, fences_at_wait = 0;
   std::vector<Issued> issued;                     // not yet committed
@@ -111,11 +111,11 @@ struct Fiber {
   std::vector<std::unique_ptr<Registers>> registers;
 };
 
-// What the lanes of a warp have brought to the collectives with even and with odd numbers: a lane can be one ahead of
-// another, never two.
+// What the lanes of a warp have brought to collectives, apart for even and odd numbers: a lane can be one collective
+// ahead of another, never two.
 struct Warp {
   alignas(16) unsigned char brought[2][kWarp][kMost];
-  uint64_t number[kWarp];  // of each lane's last
+  uint64_t number[kWarp];  // of each lane's last collective
   const char* operation[2][kWarp];
   unsigned mask[2][kWarp];
   int registers;  // of a thread, by setmaxnreg; 0: as many as it was started with
@@ -128,7 +128,7 @@ struct Block {
   std::unique_ptr<unsigned char[]> memory;
   unsigned char* shared;
   size_t shared_bytes;
-  std::vector<unsigned char> seen;  // of shared memory, by multiplications
+  std::vector<unsigned char> seen;  // shared memory as multiplications see it
   std::map<uint64_t*, PhaseBarrier> phase_barriers;
   NamedBarrier named[16];
   std::vector<Warpgroup> warpgroups;
@@ -142,16 +142,16 @@ struct Block {
 extern Block* block;
 extern Fiber* fiber;
 extern bool progress;
-// All threads wait, and what is asynchronous has its turn: the first that it lets go on carries it out.
+// All threads wait, so that what is asynchronous has its turn: the first thread that it lets go on carries it out.
 extern bool idle;
-// AURA_EMULATED_EAGER: what is asynchronous comes as early as it may. "copies": copies do, and multiplications, which
-// may yet read what is written over, as late.
+// AURA_EMULATED_EAGER: what is asynchronous comes as early as it may. "copies": copies do, while multiplications come
+// as late as they may, so that they can read what was overwritten too soon.
 extern bool eager_copies, eager_multiplications;
 
 [[noreturn]] void fail(const std::string& what);
 void yield();
 
-// Until `done`, which another thread brings about. `what` says what that is.
+// Waits until done(), which another thread brings about. what() names it for the message.
 template <typename What, typename Done>
 void wait_until(What what, Done done) {
   if (done()) return;
@@ -160,11 +160,11 @@ void wait_until(What what, Done done) {
   fiber->waits_for.clear();
 }
 
-// The swizzle of 128 bytes, of TMA and of wgmma: bits 4 to 6 of an address in the shared window, which name 16 of 128
-// bytes, are changed (exclusive or) by bits 7 to 9. It is the address that counts, not the place in a tile: hence the
-// alignment to 1024 bytes.
+// The swizzle of 128 bytes, of TMA and of wgmma: bits 4 to 6 of an address in the shared window, which select 16 of 128
+// bytes, are XORed with bits 7 to 9. It is the address that counts, not the place in a tile: hence the alignment to
+// 1024 bytes.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 & 0x70); }
-// Where in the block's shared memory that lies.
+// The offset of that address in the block's shared memory.
 uint32_t offset_of(uint32_t address, uint32_t bytes, const char* what);
 
 }  // namespace emulated

@@ -1,6 +1,6 @@
 // What the instructions of csrc/cuda/hopper.cuh do, in plain C++: see there for what lies where. What is asynchronous
-// on a card is carried out as late as can be, when nobody can go on without it; with AURA_EMULATED_EAGER as early, and
-// with AURA_EMULATED_EAGER=copies copies early and multiplications late.
+// on a card is carried out as late as possible, when no thread can go on without it; with AURA_EMULATED_EAGER as early
+// as possible, and with AURA_EMULATED_EAGER=copies copies early and multiplications late.
 #pragma once
 
 #include <cuda.h>
@@ -34,11 +34,11 @@ void arrive_named(int id) {
 inline void copy_box(void* shared, const CUtensorMap& map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   emulated::copy_box(shared, &map, barrier, {c0, c1, c2, c3});
 }
-// Of the map's 128 bytes, which lie in a kernel's parameters.
+// Nothing to fetch: the map's 128 bytes lie in the kernel's parameters.
 inline void prefetch_map(const CUtensorMap&) {}
 inline void fence_async_proxy() { emulated::fence_async_proxy(); }
 
-// Any lane: not the first, on which nothing may count.
+// Any lane but the first: nothing may count on its being that one.
 inline bool elect_one() {
   emulated::exchange(~0u, "elect.sync", 0);
   return emulated::thread().lane == 21;
