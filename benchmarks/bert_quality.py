@@ -4,11 +4,12 @@
     python benchmarks/bert_quality.py --model minilm/ --dataset xquad.en.json --json bert_quality.json
 
 Ours is the script as its user runs it. Theirs are the tokenizer, its windows with the overlap that gives our stride,
-BertForQuestionAnswering and torch's AdamW, in a plain loop. Both start from the same weights, also of the head, see the
-batches of one seed in the same order, with the same rates, decay and clipping, and are scored by the same predict() and
-evaluate(), on questions about paragraphs that neither has seen. The windows must be the same, token by token: where
-they are not, no figures are given. Without dropout, as by default, the two runs of a seed differ by rounding and by the
-padding, which transformers lets into its loss; with it, by chance too, and three seeds say little about one point.
+BertForQuestionAnswering and torch's AdamW, in a plain loop. Both start from the same weights, those of the head
+included, see the batches of a seed in the same order, with the same rates, decay and clipping, and are scored by the
+same predict() and evaluate(), on questions about paragraphs that neither has seen. The windows must be the same, token
+by token: where they are not, no figures are given. Without dropout, the default, the two runs of a seed differ by
+rounding and by the padding, which transformers lets into its loss; with dropout also by chance, and three seeds cannot
+tell one point.
 """
 
 import argparse
@@ -65,12 +66,12 @@ def words(options):
 
 
 def their_windows(examples, tokenizer, args):
-    """{"input_ids", "token_type_ids": lists of each window, "positions": of the answer, 0, 0 for [CLS] where it is not
-    whole inside} by transformers' tokenizer, as its example run_qa.py makes them."""
+    """{"input_ids", "token_type_ids": lists of each window, "positions": of the answer, or 0, 0 ([CLS]) where not all
+    of it is inside} by transformers' tokenizer, as its example run_qa.py makes them."""
     found = {"input_ids": [], "token_type_ids": [], "positions": []}
     for example in examples:
         size = args.max_len - len(tokenizer(example.question, add_special_tokens=False)["input_ids"]) - 3
-        # Their stride is how much two windows share, ours how far the next one is.
+        # Their stride is how much two windows overlap, ours how far apart they begin.
         encoded = tokenizer(example.question, example.context, truncation="only_second", max_length=args.max_len,
                             stride=size - args.doc_stride, return_overflowing_tokens=True, return_offsets_mapping=True)
         for number, offsets in enumerate(encoded["offset_mapping"]):
@@ -172,7 +173,7 @@ def questions(args):
 
 
 def start_from(args, seed, folder):
-    """A folder with the weights of --model and a head of this seed, which both read."""
+    """A folder that both read, with the weights of --model and a head drawn with this seed."""
     config = pretrained.read_config(args.model)
     module = bert.QuestionAnswering(replace(config, dropout=args.dropout)).init_weights(seed)
     pretrained.load_weights(module, Path(args.model, pretrained.WEIGHTS))
@@ -184,8 +185,8 @@ def start_from(args, seed, folder):
 
 
 def run(command, log, running):
-    """A training in a process of its own, of one thread, in the list `running` meanwhile; ends the program with its
-    last lines where it fails."""
+    """Run a training in a process of its own with one thread, kept in the list `running` meanwhile. If it fails, end
+    the program with its last lines."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with open(log, "w", encoding="utf-8") as file:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file,
@@ -239,7 +240,7 @@ def race(args):
                        "peer_exact_match": theirs["exact_match"]}
                 result["rows"].append(row)
                 print_line(seed, row)
-        finally:  # after a failure, what still runs is for nothing
+        finally:  # after a failure, what still runs is of no use
             pool.shutdown(wait=False, cancel_futures=True)
             for child in list(running):
                 child.kill()

@@ -4,11 +4,11 @@
     pip install --no-deps lightning pytorch-lightning lightning-utilities torchmetrics
     python benchmarks/bert_training.py --model minilm/ --dataset xquad.en.json --json bert_training.json
 
-Each contestant is a process, or two for DDP, that trains by its own loop until it is told to wait, at the beginning of
-a step; they take turns, each round in another order, and only one of them is awake. Ours is the script itself, with its
-evaluation left out. Theirs get the same weights, the same windows of the same questions, batches of the same size,
-fused AdamW with the same groups, rate and clipping, fp32, the dropout of the model. Before anything is timed, with
-dropout 0 and on the same batches, all must give the same losses step by step.
+Each contestant is a process, or two for DDP, that trains by its own loop until it is made to wait at the beginning of a
+step. They take turns, each round in another order, and only one of them is awake at a time. Ours is the script itself,
+with its evaluation left out. Theirs get the same weights, the same windows of the same questions, batches of the same
+size, fused AdamW with the same groups, rate and clipping, fp32, the dropout of the model. Before anything is timed, all
+must give the same losses step by step, with dropout 0 and on the same batches.
 
 One process: fixed padding is the default of the Trainer's question-answering example, run_qa.py; dynamic is its
 --pad_to_max_length False, and group_by_length the Trainer's own way of putting equal lengths together. A round with
@@ -16,7 +16,8 @@ dynamic padding has as many steps as an epoch, for its batches are not equal.
 
 Two processes of one thread each, over gloo: Lightning trains our module, so the exchange of the gradients is what
 differs. The control is our script with gradients that are never exchanged: how fast two processes are that share the
-machine's memory, but wait for each other only for the loss. CPU: seconds of the slowest process, whoever else computes.
+machine's memory, but wait for each other only for the loss. CPU: CPU seconds of the slowest process, which do not
+depend on who else computes.
 """
 
 import argparse
@@ -61,8 +62,8 @@ OUR_PADDING = {"fixed": "fixed", "dynamic": "dynamic", GROUPED: "dynamic"}
 
 
 class Turns:
-    """The end of a contestant: to be called at the beginning of each step, it waits there until steps are asked for,
-    having told how long the last ones took. losses(): those so far, or nothing."""
+    """A contestant's end of the connection, called at the beginning of each step: when the steps asked for are done, it
+    tells how long they took and waits until more are asked for. losses(): those so far, or nothing."""
 
     def __init__(self, connection):
         self.connection, self.left, self.losses = connection, 0, list
@@ -86,7 +87,7 @@ class Turns:
 
 
 def work(role, job, rank, connection, log):
-    """The process of a contestant: what it prints goes to the file `log`, also why it failed."""
+    """The process of a contestant: what it prints, and why it failed, goes to the file `log`."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -130,7 +131,7 @@ def ours(role, job, turns):
     if role == CONTROL:
         sharding.exchanging = lambda model, wanted: exchanging(model, False)
     table = Path(job["folder"], "log", "train.csv")
-    if os.environ.get("RANK", "0") == "0":  # whose losses are those of all
+    if os.environ.get("RANK", "0") == "0":  # its losses are those of all
         turns.losses = lambda: [float(row["loss"]) for row in report.read_table(table)]
     sys.argv[1:] = our_words(job)
     train_distributed.main()
@@ -172,7 +173,7 @@ def trainer(role, job, turns):
 
 
 def as_ours(losses, module, inputs, named, output):
-    """A hook for the check: the loss without the logits of padding, which transformers lets into the softmax; noted."""
+    """A hook for the check: notes the loss without the logits of padding, which transformers lets into the softmax."""
     padding, scores = named["attention_mask"] == 0, (output.start_logits, output.end_logits)
     output.loss = sum(F.cross_entropy(logits.masked_fill(padding, -math.inf), named[wanted]) / 2
                       for logits, wanted in zip(scores, ("start_positions", "end_positions"), strict=True))
@@ -181,7 +182,7 @@ def as_ours(losses, module, inputs, named, output):
 
 
 def examples(task, job):
-    """The training windows as the Trainer takes them; to be checked, in the order in which our script does."""
+    """The training windows as the Trainer takes them; for the check, in the order in which our script takes them."""
     found, rows = task.train, []
     order = buckets.Order(found.lengths, 0).epoch(SEED, 0) if job["check"] else range(len(found))
     for number in order:
@@ -246,7 +247,7 @@ def free_port():
 
 
 class Contestant:
-    """Processes that train together and wait for their turn. steps: of a turn, an epoch for None."""
+    """Processes that train together and wait for their turn. steps: how many a turn has, None for an epoch."""
 
     def __init__(self, role, folder, shared, *, padding, threads=1, world_size=1, steps=None, check=False):
         self.name = role if role != TRAINER else f"{TRAINER}, {padding}"
@@ -315,7 +316,7 @@ def contest(contestants, rounds):
 
 
 def check(contestants):
-    """[losses of the first steps] of each; ends the program where one computes another thing than the first."""
+    """[losses of the first steps] of each; ends the program where one computes something else than the first."""
     try:
         found = []
         for contestant in contestants:
@@ -339,7 +340,7 @@ def check(contestants):
 
 
 def prepare(args, folder):
-    """What all contestants have in common: the same weights, also of the head, in a folder that all can read."""
+    """What all contestants have in common: the same weights, the head's included, in a folder that all can read."""
     job = {"model": args.model, "dataset": args.dataset, "examples": args.examples, "max_len": args.max_len,
            "batch_size": args.batch_size, "folder": folder, "padding": "fixed", "check": False}
     task = read_task(job)
@@ -364,7 +365,7 @@ def make_row(what, padding, threads, mine, peer, times, batch_size, target):
 
 
 def one_process(args, folder, shared, threads):
-    """The rows of ours against the Trainer: the same padding, and ours by default against its ways."""
+    """The rows of ours against the Trainer: with the same padding, and our default against each of its ways."""
     few = {"threads": threads, "steps": args.steps}
     default, grouped, dynamic = (f"{TRAINER}, {padding}" for padding in ("fixed", GROUPED, "dynamic"))
     times = contest([
@@ -387,13 +388,13 @@ def two_processes(args, folder, shared, padding):
         Contestant(ALONE, folder, shared, **alone)], args.rounds)
     for peer, share, target in ((LIGHTNING, 1, 1.0), (CONTROL, 2, 1.8), (ALONE, 2, None)):
         row = make_row("DDP", padding, 1, OURS, peer, times, args.batch_size, target)
-        # Two processes do twice as much in a step: against one, or against two for themselves, that is the speed-up.
+        # Two processes do twice as much in a step: against one process, or two on their own, that is the speed-up.
         row |= {name: share * row[name] for name in ("ratio", "ratio_min", "ratio_max")}
         yield row | {"processes": 2}
 
 
 def print_row(row):
-    """A line of the table: milliseconds of a step and of the CPU in it, windows per second, their ratio."""
+    """A line of the table: milliseconds of a step and of its CPU time, windows per second, their ratio."""
     name = f"{row['op']}, {row['variant']}, {row.get('processes', 1)} x {row['threads']}"
     numbers = " ".join(f"{row[key]:>{width}.{digits}f}" for key, width, digits in (
         ("ours_ms", 8, 0), ("peer_ms", 8, 0), ("ours_cpu_ms", 8, 0), ("peer_cpu_ms", 8, 0),
@@ -449,7 +450,8 @@ def model_folder(text):
 
 
 def with_whole_paths(parser, argv):
-    """The parsed arguments; children run in other folders. Ends with what is missing of --model and --dataset."""
+    """The parsed arguments with absolute paths, as children run in other folders. Ends with what is missing of --model
+    and --dataset."""
     args = parser.parse_args(argv)
     try:
         args.model, args.dataset = model_folder(args.model), existing(args.dataset)

@@ -6,19 +6,19 @@ attention, documents, a training step.
     python benchmarks/gpu.py --only attention --seq-len 1024,4096 --head-width 80,96
     python benchmarks/gpu.py --only step --nanogpt ../nanoGPT
 
-Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up, on copies
-of the inputs that the card's cache does not hold together. Before a case is timed, everybody's results and gradients
-are compared with float64: a peer that is wrong, or that torch refuses, is left out with a line; where ours fails it is
-noted in the row's place, the rest is measured, and the exit code is 1. torch.compile takes part in norms of 1024 and
-4096 columns, in activations, rotary positions and the loss, and in all training steps but HRM's, where ours is the
-faster of our kernels under torch.compile and as they are, and the other stands beside the best rival. The ceilings are
+Everybody works in one process, in turns, timed by the card's own events around many calls, after a warm-up, on several
+copies of the inputs, more than the card's cache holds together. Before a case is timed, everybody's results and
+gradients are compared with float64: a peer that is wrong, or that torch refuses, is left out with a line; where ours
+fails, the row says so, the rest is measured, and the exit code is 1. torch.compile takes part in norms of 1024 and 4096
+columns, in activations, rotary positions and the loss, and in all training steps but HRM's; there "ours" is the faster
+of our kernels with and without torch.compile, and the slower one is told beside the best rival. The ceilings are
 measured in the same run: a copy of 1 GiB, read and written, and torch.mm of 8192^3; and, told beside the first, a copy
-of 32 MiB, as much as a norm of 1024 columns reads. The FLOP of attention are 4 T S D a head forward and 10 back,
-half of it where it is causal, whoever computes more, and on Hopper our kernels with the instructions of all cards
-(mma.sync) take part beside those of its own (wgmma); the bytes of all the others are each input read and each output
-written once. The loss is that of logits that exist, timed together with its gradient, which ours writes in their place.
-A training step is of gpt2, and of the largest models the scripts train, with all micro-batches of a preset of
-train_tensordock.py; its FLOP are those of the model's own function, and of these presets the memory is put beside what
+of 32 MiB, as much as a norm of 1024 columns reads. The FLOP of attention are 4 T S D per head forward and 10 T S D
+backward, half of that where it is causal, even for those who compute more; on Hopper our kernels of mma.sync, which all
+cards have, take part beside those of wgmma. The bytes of all other cases are those of each input read once and each
+output written once. The loss is that of existing logits, timed together with its gradient, which ours writes in their
+place. Training steps are of gpt2 and of the largest models the scripts train, with all micro-batches for a preset of
+train_tensordock.py; FLOP are by the model's own function, and for these presets the memory is put beside what
 aura/plan.py says.
 """
 
@@ -82,7 +82,7 @@ def parts(args, clock, ceilings):
 
 
 def rows_with_room(name, make_rows):
-    """make_rows(); none where the card has no room for them, and a row that says why where they fail. A kernel that
+    """make_rows(); no rows where the card has no room for them, and one that says why where they fail. A kernel that
     hangs ends the program."""
     torch.compiler.reset()  # closures of one function share a limit of eight compilations
     gc.collect()  # cycles of what was measured before hold its memory
@@ -102,7 +102,7 @@ def rows_with_room(name, make_rows):
 
 
 def lost_card():
-    """Why this process has no more use of the card, as after a kernel that wrote out of bounds; "" where it has."""
+    """Why this process can no longer use the card, as after a kernel that wrote out of bounds; "" where it can."""
     try:
         torch.cuda.synchronize()
     except RuntimeError as problem:
@@ -114,7 +114,8 @@ def lost_card():
 
 
 def markdown(result):
-    """The rows as a table: the fastest peer of each case and direction, and both their parts of the ceiling."""
+    """The rows as a table: the fastest peer of each case and direction, and what part of the ceiling it and ours
+    reach."""
     lines = ["| operación | forma | sentido | propio, ms | mejor rival | rival, ms | razón | del techo | el rival |",
              "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
     groups = {}
@@ -149,7 +150,7 @@ def print_row(row):
 
 
 def told_memory(row):
-    """What a training step took of it, and what part of the plan that is; "" for other rows."""
+    """How much memory a training step took, and what part of the plan that is; "" for other rows."""
     if "peak_bytes" not in row:
         return ""
     ratio = f" (sin compilar, {row['memory_ratio']:.2f} de lo previsto)" if "planned_bytes" in row else ""
@@ -164,8 +165,8 @@ def write(args, result):
 
 
 def learn(rows):
-    """Keep which operations are faster in our kernels on this card, for --attention auto, beside what was known of
-    those not measured now; nothing where a part failed: auto would go by the sizes beside it."""
+    """Save which operations our kernels do faster on this card, for --attention auto, and keep what was known of those
+    not measured now. Nothing is saved where a part failed: auto would go by the neighbouring sizes."""
     if split(rows)[1]:
         print("No se guarda nada para --attention auto: hay partes que fallan.")
         return

@@ -23,11 +23,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_ROWS, NORM_COLUMNS = 16_384, (768, 1024, 2048, 4096, 8192)
 COMPILED_COLUMNS = 1024, 4096  # of norms: compiling is what takes longest
 ACTIVATION_COLUMNS, LOSS_ROWS, VOCABULARIES = (3072, 8192), 8192, (32_000, 50_257)
-ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D, or what of it is whole heads
+ATTENTION_TOKENS, ATTENTION_WIDTH = 16_384, 2048  # B T, and H D, rounded down to whole heads
 HEAD_WIDTHS = 64, 128
 EXACT_SCORES = 2**26  # of attention in float64 at one time: 512 MiB, so that a card of 4 GB has room
-EAGER, COMPILED = "ours, eager", "ours, torch.compile"  # a training step of ours in the slower of both ways
-FURTHER = speeds.OTHER_KERNELS, EAGER, COMPILED  # of ours: told beside the best rival, and never the best themselves
+EAGER, COMPILED = "ours, eager", "ours, torch.compile"  # a training step of ours in the slower of the two ways
+FURTHER = speeds.OTHER_KERNELS, EAGER, COMPILED  # of ours: told beside the best rival, and never counted as it
 FORWARD, BACKWARD, BOTH, STEP = "forward", "backward", "both", "step"
 
 
@@ -42,7 +42,8 @@ class Contestant:
 
 @dataclasses.dataclass
 class Case:
-    """One problem and all who solve it, ours first. work: FLOP or bytes of each direction; ceiling: of which."""
+    """One problem and all who solve it, ours first. work: FLOP or bytes of each direction; ceiling: which limits
+    them."""
 
     op: str
     variant: str
@@ -66,7 +67,7 @@ def instructions_of_all_cards():
 
 
 def our_attentions(run, device):
-    """Ours, and on Hopper ours by both ways."""
+    """Our attention; on Hopper, both by its own instructions and by those of all cards."""
     if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
         return [ours(run)]
     return [ours(run), Contestant(speeds.OTHER_KERNELS, run, instructions_of_all_cards)]
@@ -77,7 +78,7 @@ def type_name(dtype):
 
 
 def drawn(*shape, dtype, device, seed=0):
-    """A leaf with a gradient, drawn on a card where it is for one: the CPU's generator takes seconds for a tensor."""
+    """A leaf that requires a gradient, drawn on the card if it is for one: the CPU's generator takes seconds for it."""
     place = device if device == "cuda" else "cpu"
     values = torch.randn(shape, generator=torch.Generator(place).manual_seed(SEED + seed), device=place)
     return values.to(device, dtype).requires_grad_()
@@ -106,7 +107,7 @@ def norm_case(kind, rows, columns, dtype, device, compiled=True):
 
 
 def eager_and_compiled(plain, compiled):
-    """torch's way as it is and, where that is wanted, compiled."""
+    """torch's way eager and, if wanted, compiled."""
     peers = [Contestant("torch", plain)]
     if compiled:
         peers.append(Contestant("torch.compile", torch.compile(plain, dynamic=False, fullgraph=True)))
@@ -146,7 +147,7 @@ def rotary_case(length, width, dtype, device, tokens=ATTENTION_TOKENS, compiled=
 
 
 def loss_case(rows, classes, dtype, device, compiled=True):
-    """The losses of logits that exist, and their gradient, which ours writes in their place."""
+    """The losses of existing logits, and the gradient, which ours writes in their place."""
     logits = drawn(rows, classes, dtype=dtype, device=device)
     targets = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(SEED)).to(device)
 
@@ -172,7 +173,7 @@ def loss_case(rows, classes, dtype, device, compiled=True):
 
 
 def sdpa(causal, allowed=None):
-    """Attention of a packed projection by torch, by whatever way it chooses."""
+    """torch's attention of a packed projection, with whatever backend it chooses."""
     def run(qkv):
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal and allowed is None
@@ -182,7 +183,7 @@ def sdpa(causal, allowed=None):
 
 
 def in_parts(run, length):
-    """run(qkv), a few heads of one batch entry at a time, in backward too."""
+    """A function that computes run(qkv) for a few heads of one batch entry at a time, in backward too."""
     heads = max(1, EXACT_SCORES // length**2)
 
     def exact(qkv):
@@ -193,7 +194,7 @@ def in_parts(run, length):
 
 
 def sdpa_peers(causal):
-    """torch's backends, each alone, those that take the tensors of the case."""
+    """torch's backends that take the tensors of the case, each by itself."""
     backends = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
                 "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION}
     return [Contestant(name, sdpa(causal), functools.partial(sdpa_kernel, [backend]))
@@ -211,7 +212,7 @@ def attention_case(length, width, causal, dtype, device, tokens=ATTENTION_TOKENS
 
 
 def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
-    """Four documents a row, against torch's attention with the mask of them."""
+    """Four documents in a row, against torch's attention with their mask."""
     batch, heads, documents = max(1, tokens // length), ATTENTION_WIDTH // width, 4
     qkv = drawn(batch, length, 3, heads, width, dtype=dtype, device=device)
     bounds = torch.arange(batch * documents + 1, device=device) * (length // documents)

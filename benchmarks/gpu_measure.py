@@ -17,15 +17,15 @@ import measure  # noqa: E402
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}  # relative, against float64
 SAMPLE_MS = 20  # a sample repeats calls until it lasts about this long,
-MOST_CALLS = 64  # or so often: of a thousand launches the card's queue holds no more, and a call may make a dozen
+MOST_CALLS = 64  # but at most so many: the card's queue holds a thousand launches, and a call may make a dozen
 CLOCK_HZ = 2e9  # of a card, about
-SMALL_VALUES = 2**24  # in bfloat16 32 MiB: what a norm of 16,384 rows of 1024 reads, and as much that it writes
+SMALL_VALUES = 2**24  # 32 MiB in bfloat16: what a norm of 16,384 rows of 1024 reads, and what it writes
 SMALL_PAIRS = 8  # of such tensors: more than a card's cache holds
 MOST_PAUSE_S = 0.1  # before a sample
 
 
 class Rejected(Exception):
-    """What somebody has computed is wrong."""
+    """A contestant has computed something wrong."""
 
 
 def as_tuple(outputs):
@@ -38,7 +38,7 @@ def upstream_of(outputs):
 
 def reason(problem):
     """An exception in one line."""
-    problem = getattr(problem, "inner_exception", problem)  # torch.compile's begin with the name of a backend
+    problem = getattr(problem, "inner_exception", problem)  # torch.compile's own begin with the name of a backend
     return (str(problem).strip() or repr(problem)).splitlines()[0]
 
 
@@ -91,7 +91,7 @@ def timer(device):
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def events(call, times):
-        if times > 1:  # a call as long as a sample leaves no gap worth the time of another
+        if times > 1:  # beside a call as long as a sample a gap counts for nothing
             torch.cuda._sleep(pause(call, times))
         begin.record()
         for _ in range(times):
@@ -103,9 +103,9 @@ def timer(device):
 
 
 def pause(call, times):
-    """Cycles of the card in which so many calls are put into its queue."""
-    # Behind a pause the calls wait until all of them are there. A card that began at once would be waiting for Python
-    # between short kernels, and the clock would tell how fast Python is.
+    """For how many cycles the card has to pause so that meanwhile so many calls are put into its queue."""
+    # Behind a pause the calls wait in the queue until all of them are there. A card that began at once would wait for
+    # Python between short kernels, and the clock would measure how fast Python is.
     began = time.perf_counter()
     call()
     return int(CLOCK_HZ * min(MOST_PAUSE_S, 2 * times * (time.perf_counter() - began)))
@@ -117,21 +117,21 @@ def cache_bytes(device):
 
 
 def input_sets(case):
-    """The inputs of a case, with so many copies of them that all take twice the card's cache: the share of a ceiling
-    that is the memory's would be that of the cache."""
+    """The inputs of a case and so many copies that all together take twice the card's cache: otherwise a share of the
+    memory's ceiling would be measured from the cache."""
     wanted = -(-2 * cache_bytes(case.inputs[0].device) // sum(x.nbytes for x in case.inputs))
     return [case.inputs, *([x.detach().clone().requires_grad_() for x in case.inputs] for _ in range(wanted - 1))]
 
 
 def in_turn(functions):
-    """A function that calls one of them after another. Results live until their turn comes again, so that the next are
-    written elsewhere."""
+    """A function that calls the next of `functions` each time. A result lives until its function is called again, so
+    that the others write theirs elsewhere."""
     turns, results = itertools.cycle(functions), collections.deque(maxlen=len(functions))
     return lambda: results.append(next(turns)())
 
 
 def calls(case, direction):
-    """{contestant: (what is timed, its context)}. Backward goes over the same forwards, made here, again and again."""
+    """{contestant: (what is timed, its context)}. Backward is repeated over the same forwards, which are made here."""
     found, sets = {}, input_sets(case)
     for contestant in case.contestants:
         functions = []
@@ -148,7 +148,7 @@ def calls(case, direction):
 
 
 def takes_part(name, call, context):
-    """Whether a first call succeeds: torch.compile asks for triton, a C compiler and Python's headers."""
+    """Whether a first call succeeds: torch.compile needs triton, a C compiler and Python's headers."""
     try:
         with context():
             call()
@@ -159,15 +159,15 @@ def takes_part(name, call, context):
 
 
 def calls_of_a_sample(call, clock):
-    """How many calls a sample takes, found out by few of those that last long."""
+    """How many calls a sample takes, found out with few calls where they are long."""
     if clock(call, 1) >= SAMPLE_MS:
         return 1
     return max(1, min(MOST_CALLS, round(SAMPLE_MS / max(1e-3, clock(call, 3)))))
 
 
 def take_turns(playing, rounds, clock):
-    """{name: milliseconds of a call in each round}, every round in another order; the first two calls are not counted,
-    nor the next three where they are short, and peers whose first call fails are left out."""
+    """{name: milliseconds of a call in each round}, every round in another order. The first two calls are not counted,
+    nor the next three where they are short; peers whose first call fails are left out."""
     times = {}
     for name, (call, context) in playing.items():
         if takes_part(name, call, context):
@@ -200,15 +200,15 @@ def rows_of(case, direction, samples, errors, ceilings):
 
 
 def small_copies(device):
-    """A function that copies one small tensor, every time another."""
+    """A function that copies one small tensor, a different one each time."""
     tensors = [torch.ones(SMALL_VALUES, device=device, dtype=torch.bfloat16) for _ in range(2 * SMALL_PAIRS)]
     return in_turn([functools.partial(target.copy_, source)
                     for source, target in zip(tensors[::2], tensors[1::2], strict=True)])
 
 
 def ceilings(clock):
-    """Bytes a second of a copy, read and written, of a large tensor and of small ones, and FLOP a second of a product
-    in bf16; the best of several."""
+    """Bytes per second (read and written) of a copy of a large tensor and of small ones, and FLOP per second of a
+    product in bf16; the best of several tries."""
     source = torch.ones(2**28, device="cuda")
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))

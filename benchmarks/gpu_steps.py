@@ -23,20 +23,20 @@ import train_tensordock  # noqa: E402
 from aura import backend, ops, plan  # noqa: E402
 from aura.models import bert, gpt, hrm  # noqa: E402
 
-STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: what bfloat16 may change of the first loss
+STEP_BATCH, STEP_LENGTH, STEP_TOLERANCE = 32, 1024, 0.02  # nats: by how much bfloat16 may change the first loss
 BERT_BATCH, BERT_LENGTH = 32, 384
 MODELS = "gpt2", "bert-base", "aura-72h-extended", "aura-72h-max", "hrm-1b"
 
 
 @contextlib.contextmanager
 def eager(context):
-    """`context`, in which what torch.compile has wrapped runs as it is."""
+    """`context`, in which what torch.compile has wrapped runs eagerly."""
     with context(), torch.compiler.set_stance("force_eager"):
         yield
 
 
 def ways(device, compiles=True):
-    """{name: context}: our kernels and torch's, as they are and, of a model that compiles, under torch.compile."""
+    """{name: context}: our kernels and torch's, eager and, for a model that compiles, under torch.compile."""
     kernels = {"ours": functools.partial(ops.using, "fused", device), "sdpa": functools.partial(ops.using, "sdpa")}
     compiled = {gpu_cases.COMPILED: kernels["ours"], "sdpa, torch.compile": kernels["sdpa"]} if compiles else {}
     return {name: functools.partial(eager, context) for name, context in kernels.items()} | compiled
@@ -51,8 +51,8 @@ def steps_of(contestant, batch, micro_batches=1, compiles=True):
 
 
 def faster_first(samples, *others):
-    """(samples, *others), all {name: anything}, with ours what was faster, compiled or as it is, and the other of both
-    beside."""
+    """(samples, *others), all {name: anything}, where "ours" is the faster of compiled and eager, and the slower stands
+    beside it."""
     names = {}
     if gpu_cases.COMPILED in samples and statistics.median(samples[gpu_cases.COMPILED]) < statistics.median(
             samples["ours"]):
@@ -61,7 +61,7 @@ def faster_first(samples, *others):
 
 
 def same_loss(losses):
-    """Those of {name: loss} that are torch's but for rounding; peers that are not are left out."""
+    """Those of {name: loss} that equal torch's but for rounding; peers that do not are left out."""
     found = []
     for name, loss in losses.items():
         if abs(loss - losses["sdpa"]) <= STEP_TOLERANCE:
@@ -73,13 +73,13 @@ def same_loss(losses):
 
 
 def first_loss(contestant, batch):
-    """Before anything is learnt, of a batch."""
+    """The loss on a batch before anything is learnt."""
     with torch.no_grad(), train_step.autocast("bf16", batch.device.type):
         return contestant.loss(contestant.model, batch).item()
 
 
 def losses_of(contestant, batch):
-    """{name: the first loss}, with our kernels and with torch's."""
+    """{name: first loss} with our kernels and with torch's."""
     found = {}
     for name, context in ways(batch.device.type, compiles=False).items():
         with context():
@@ -88,7 +88,7 @@ def losses_of(contestant, batch):
 
 
 def steps(args, device):
-    """{name: (training step of gpt2 in bf16, its context)}: of ours in all ways(), and of nanoGPT compiled."""
+    """{name: (training step of gpt2 in bf16, its context)}: our model in all ways(), and nanoGPT's compiled."""
     mine = train_step.ours("ours", "fused", 0.0)
     peers = [train_step.nanogpt("nanoGPT, torch.compile", args.nanogpt, 0.0)] if args.nanogpt else []
     weights = mine.model.init_weights(gpu_cases.SEED).state_dict()
@@ -152,8 +152,8 @@ def gpt_training(name, preset, device):
 
 
 def hrm_training(name, preset, device):
-    """A micro-batch of a preset of the HRM scripts, with all the passes that gradients ever flow through, as it is:
-    compiled, each of its two deep stacks is a graph for each way in which gradients go through it."""
+    """A micro-batch of a preset of the HRM scripts, with all the passes that gradients ever flow through. Not compiled:
+    each of its two deep stacks would be a graph for each way in which gradients go through it."""
     config, batch = preset.config, preset.batch_size
     model = on_device(lambda: hrm.HRM(config), device)
     model.grad_checkpointing = preset.grad_checkpointing
@@ -162,7 +162,7 @@ def hrm_training(name, preset, device):
 
 
 def bert_training(name, config, device, batch=BERT_BATCH, length=BERT_LENGTH):
-    """Windows without padding, as those of a long text are."""
+    """A training step of BERT on windows without padding, as a long text gives them."""
     model = on_device(lambda: bert.QuestionAnswering(config), device)
     tokens = some_tokens(config, batch, length, device)
     rest = (torch.zeros_like(tokens), torch.full((batch,), length, device=device),
@@ -185,8 +185,8 @@ def trainings(device):
 
 @contextlib.contextmanager
 def noting_peak(context, name, memory, device, held):
-    """`context`; the most bytes there are within it (backend.peak_memory), without those that others hold, are
-    memory[name] afterwards. Between samples that costs neither a step nor the clock's time."""
+    """`context`, after which memory[name] is the peak of bytes within it (backend.peak_memory), without the `held` of
+    others. Noted between samples, that costs neither a step nor measured time."""
     with context():
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -195,8 +195,8 @@ def noting_peak(context, name, memory, device, held):
 
 
 def training_rows(training, rounds, clock, ceilings, held=0):
-    """A row for each way but ours of training the same model. held: bytes that there were on the device before the
-    model."""
+    """A row for each way of training the same model other than ours. held: bytes on the device before the model was
+    made."""
     device, memory = training.batch.device, {}
     contestant = train_step.Contestant("ours", training.model, None, training.loss)
     training.model.eval()  # dropout off

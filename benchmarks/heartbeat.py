@@ -1,10 +1,10 @@
-"""What heartbeats cost a run: the training thread in each step, and the thread that tells, each second.
+"""What heartbeats cost a run: in the training thread for each step, and in the thread that sends them, each second.
 
     python benchmarks/heartbeat.py --json heartbeat.json
 
 The training thread's part is the difference between two steps that compute next to nothing, one with the calls of
-loop.train to its Clock and one without, in turns; it is given as a share of a real step of a GPT preset. The telling
-thread's part is its processor time, on rank 0, which has also to take the beats of ranks on other machines out of the
+loop.train to its Clock and one without, in turns; it is given as a share of a real step of a GPT preset. The sending
+thread's part is its processor time on rank 0, which also has to fetch the beats of ranks on other machines from the
 store.
 """
 
@@ -37,7 +37,7 @@ BEAT_BYTES = 2500  # of a beat with all its windows
 
 
 def clock_seconds(grad_accum, rounds):
-    """What the calls of loop.train to its Clock take in a step, as samples of seconds."""
+    """Samples, in seconds, of what loop.train's calls to its Clock take in a step."""
     weight, clock = torch.ones(1, requires_grad=True), Clock(Session(store=object()))
     clock.begin(0, 1)
 
@@ -62,7 +62,7 @@ def clock_seconds(grad_accum, rounds):
 
 
 def step_seconds(preset, rounds):
-    """Samples of a training step of a GPT preset with its own batch, in seconds."""
+    """Samples, in seconds, of a training step of a GPT preset with its own batch."""
     config, batch_size = gpt.PRESETS[preset], train_gpt2_spanish.RECIPES[preset]["batch_size"]
     contestant = train_step.Contestant(preset, gpt.GPT(config).init_weights(train_step.SEED), None, train_step.our_loss)
     batch = torch.randint(config.vocab_size, (batch_size, config.seq_len + 1))
@@ -70,7 +70,7 @@ def step_seconds(preset, rounds):
 
 
 def beat_seconds(remote, beats):
-    """Processor seconds of the telling thread for one beat of rank 0, in a group with `remote` ranks elsewhere."""
+    """Processor seconds of the sending thread for one beat of rank 0, in a group with `remote` ranks elsewhere."""
     store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for rank in range(remote + 1):
         store.set(f"joined/{rank}", json.dumps({"address": f"10.0.0.{int(rank > 0)}"}))
@@ -96,7 +96,7 @@ def number(folder):
 
 @contextlib.contextmanager
 def faster():
-    """A block with many beats a second: what one costs does not depend on how many there are."""
+    """A block with many beats a second, which does not change what one costs."""
     usual = heartbeat.INTERVAL_SECONDS, heartbeat.FAREWELL_SECONDS
     heartbeat.INTERVAL_SECONDS, heartbeat.FAREWELL_SECONDS = SHORT_INTERVAL, 0.0
     try:

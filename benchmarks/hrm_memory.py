@@ -2,10 +2,11 @@
 
     python benchmarks/hrm_memory.py --preset 1b --batch-size 24,12
 
-The step runs on tensors without data (FakeTensorMode), and the bytes of all that exist are added up, the worst moment
-kept: weights, gradients, AdamW's moments, the average of the weights (EMA), activations, logits. As on a GPU, torch
-carries out the operations, in bfloat16 by autocast, and the loss is made in chunks. What the CUDA context, cuBLAS and
-fragmentation take is not in it. Tokens/s follow from FLOPs per token, a card's peak and an assumed share of it.
+The step runs on tensors without data (FakeTensorMode). The bytes of all that exist are added up, and the most at any
+moment is kept: weights, gradients, AdamW's moments, the average of the weights (EMA), activations, logits. As on a GPU,
+torch carries out the operations, in bfloat16 by autocast, and the loss is computed in chunks. What the CUDA context,
+cuBLAS and fragmentation take is not included. Tokens/s follow from FLOPs per token, a card's peak and an assumed share
+of it.
 """
 
 import argparse
@@ -36,7 +37,7 @@ loss_rows = ops.loss_rows
 
 @contextlib.contextmanager
 def as_on_a_gpu():
-    """A block in which the CPU carries out the steps of a GPU."""
+    """A block in which the CPU carries out a step as a GPU would."""
     with (mock.patch.object(ops, "loss_rows", lambda vocabulary, _: loss_rows(vocabulary, "cuda")),
           mock.patch.object(products, "DEVICES", ("cpu",))):
         yield
@@ -69,7 +70,8 @@ class Live(TorchDispatchMode):
 
 
 def step_bytes(config, batch_size, grad_checkpointing, precision="bf16"):
-    """Bytes at the worst moment of a step, without EMA: those of the second step, whose optimiser has its state."""
+    """The most bytes at any moment of a step, without EMA: of the second step, since then the optimiser has its
+    state."""
     live = Live()
     with FakeTensorMode(), live, ops.using("sdpa"), as_on_a_gpu():
         model = hrm.HRM(config)

@@ -4,8 +4,8 @@
     python benchmarks/hrm_reasoning.py --quick
     python benchmarks/hrm_reasoning.py --seeds 3,4,5
 
-Tasks are texts over small vocabularies, fresh in every batch. An answer is asked for and never shown: no token of the
-input holds one, so that all steps to it are taken inside the model, and none can lean on an answer before it.
+Tasks are texts over small vocabularies, fresh in every batch. Answers are asked for and never shown: no token of the
+input holds one, so that all steps to an answer are taken inside the model, and none can rely on an earlier answer.
 
     saltos    a permutation of 8 symbols that is one cycle: a word "x>y" for each pair, in any order; then questions, a
               word "kx" each: which symbol is k = 1..4 hops from x
@@ -13,9 +13,9 @@ input holds one, so that all steps to it are taken inside the model, and none ca
     sudoku    a 4 x 4 Sudoku with one solution, written twice: in the second, the digit of each empty cell. A seed keeps
               48 of the 288 solved boards for its evaluation alone
 
-The same for all: the data and their order, AdamW, schedule, steps, batch, float32. Each gets the learning rate of one
-grid that is best on a seed that is not reported. "HRM sin ciclos" is HRM with one pass of each stack: what is
-left of the difference between HRM and a GPT when nothing recurs.
+The same for all: the data and their order, AdamW, schedule, steps, batch, float32. Each gets its best learning rate of
+one grid, chosen on a seed that is not reported. "HRM sin ciclos" is HRM with one pass of each stack: it shows how much
+of the difference between HRM and a GPT is left when nothing recurs.
 """
 
 import argparse
@@ -118,8 +118,8 @@ def sudoku(count, generator, seed, evaluating):
 
 
 def keep_unique(solution, wanted, generator):
-    """bool [B, 16]: which cells of each solution [B, 16] to give: cells go in random order, none without which there
-    would be a second solution, until `wanted` [B] are left or no more can go."""
+    """bool [B, 16]: which cells of each solution [B, 16] to give. Cells are removed in random order, except those whose
+    removal would allow a second solution, until `wanted` [B] are left or no more can go."""
     differs = solution[:, None] != every_board()
     rows, givens = torch.arange(len(solution)), torch.ones_like(solution, dtype=torch.bool)
     conflicts = differs.sum(2)  # [B, 288]: how many of the givens each board contradicts
@@ -135,7 +135,7 @@ def keep_unique(solution, wanted, generator):
 class Task:
     """make(count, generator, seed, evaluating) -> (tokens, targets, levels), int64 [count, seq_len] each: the targets
     are IGNORED where nothing is asked, the levels say how hard an answer is. groups: (name, lowest level, highest).
-    whole: what all the answers of a sequence together are called, where that is a thing of its own."""
+    whole: the name of all answers of a sequence together, where they make one thing."""
 
     make: Callable
     vocab_size: int
@@ -166,7 +166,7 @@ def data(task, count, seed, evaluating=False):
 
 
 def training_flops(config):
-    """FLOPs per token of the mean step: gradients flow through fewer passes of an HRM at first, in the same share of
+    """FLOPs per token of the mean step: at first gradients flow through fewer passes of an HRM, for the same share of
     the steps however many there are."""
     if isinstance(config, gpt.GPTConfig):
         return config.flops_per_token()
@@ -174,7 +174,7 @@ def training_flops(config):
 
 
 def matched(like, size, wanted):
-    """The GPT of the width of `like` whose number of layers makes size(config) nearest to `wanted`."""
+    """The GPT as wide as `like` with the number of layers that brings size(config) nearest to `wanted`."""
     configs = [gpt.GPTConfig(like.vocab_size, like.seq_len, layers, like.n_head, like.n_embd, 0.0)
                for layers in range(1, 65)]
     best = min(configs, key=lambda config: abs(size(config) - wanted))
@@ -184,7 +184,7 @@ def matched(like, size, wanted):
 
 
 def contestants(task):
-    """Name -> config, of those who play a task."""
+    """{name: config} of those who take part in a task."""
     base = hrm.HRMConfig(task.vocab_size, task.seq_len, n_layer=1, n_head=HEADS, n_embd=WIDTH, n_ff=FF)
     return {
         HRM: base,
@@ -238,7 +238,7 @@ def train(run, config):
 
 
 class Halts:
-    """In the place of a cache of keys and values: notes at which segment each token has halted."""
+    """Stands in for a key-value cache, and notes at which segment each token has halted."""
 
     def __init__(self):
         self.segments = []
@@ -249,9 +249,9 @@ class Halts:
 
 @torch.no_grad()
 def evaluate(model, task, batch):
-    """Loss in nats per answer, and shares of right answers: of all, by group, of whole sequences. With segments the
-    first two also after each of them, and the mean number of segments until a token halts, by group: by the rule of
-    generation, but all tokens go on to the last segment, as in training."""
+    """Loss in nats per answer, and shares of right answers: of all, by group, of whole sequences. With segments also
+    the first two after each segment, and the mean number of segments until a token halts, by group. Halting follows the
+    rule of generation, but all tokens go on to the last segment, as in training."""
     tokens, targets, levels = batch
     asked = targets != IGNORED
     groups = {name: asked & (levels >= low) & (levels <= high) for name, low, high in task.groups}
@@ -280,7 +280,7 @@ def evaluate(model, task, batch):
 
 
 def together(runs, pool):
-    """What comes of each of `runs`, in the order given; a line is printed as each ends."""
+    """The result of each of `runs`, in the order given; a line is printed as each ends."""
     found, waiting = {}, {pool.submit(carry_out, run): run for run in runs}
     for done in as_completed(waiting):
         row = found[waiting[done]] = done.result()
@@ -291,8 +291,8 @@ def together(runs, pool):
 
 
 def choose_rates(args, pool):
-    """(the runs on the validation seed, {(task, name): the rate of the least loss there}); HRM with segments takes
-    HRM's, as it is compared with nobody."""
+    """(the runs on the validation seed, {(task, name): the rate with the least loss there}). HRM with segments takes
+    HRM's rate, as it is compared with nobody."""
     runs = [Run(task, name, VALIDATION_SEED, rate, args.steps)
             for task in args.tasks for name in contestants(TASKS[task]) if name != WITH_SEGMENTS
             for rate in RATES]
@@ -371,7 +371,7 @@ def table(heads, lines):
 
 
 def tables(result):
-    """Markdown: for each task who is right how often, and what segments do."""
+    """Markdown: how often each one is right at each task, and what segments change."""
     parts = []
     for task in dict.fromkeys(row["task"] for row in result["rows"]):
         rows, whole = [row for row in result["rows"] if row["task"] == task], TASKS[task].whole

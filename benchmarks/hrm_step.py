@@ -45,7 +45,7 @@ def ours(name, choice, config):
 
 @functools.cache
 def official_classes(folder):
-    """(model, head) of a checkout, with torch's attention in the place of FlashAttention 3."""
+    """(model, head) of a checkout, with torch's attention in place of FlashAttention 3."""
 
     def attention(q, k, v, is_causal, **_):
         heads_first = (x.transpose(1, 2) for x in (q, k, v))
@@ -89,7 +89,7 @@ def norm_weights(config):
 
 
 def official_name(name):
-    """Theirs for a tensor of ours."""
+    """Their name for a tensor of ours."""
     name = name.replace("wte.weight", "embed_tokens.embedding_weight")
     for ours_part, theirs_part in (("l.blocks", "model.L_level.core.layers"), ("h.blocks", "model.H_level.core.layers"),
                                    ("start", "model.zL_init")):
@@ -104,7 +104,7 @@ def official_name(name):
 @torch.no_grad()
 def same_start(playing, config, batch, dtype):
     """Give all the same fresh weights. Returns the relative RMS error of each one's logits against float64; ends the
-    program where one computes another function."""
+    program where one computes a different function."""
     model = hrm.HRM(config).init_weights(train_step.SEED)
     for contestant in playing:
         contestant.load(model.state_dict())

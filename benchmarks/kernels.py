@@ -7,10 +7,10 @@
 
 Everybody works in one process, in turns, round by round, under the allocator settings that training uses. Before a
 case is timed its results are compared with float64, with the dropout mask that each has drawn. Attention starts from
-what a GPT has, the packed projection [B, T, 3, H, D] or three tensors [B, T, H, D], and ends with [B, T, H * D]; its
-backward ends with the gradient of the same tensors, so a peer that makes three gradients of a packed tensor stacks
-them inside the clock ('packed'), or does not have to ('separate'). Backward is timed alone, after one forward outside
-the clock. What torch.compile and flex_attention take to compile is not counted.
+what a GPT has, the packed projection [B, T, 3, H, D] or three tensors [B, T, H, D], and ends with [B, T, H * D]. Its
+backward ends with the gradient of the same tensors: a peer that makes three gradients has to stack them within the
+measured time for a packed tensor ('packed'), but not for three ('separate'). Backward is timed alone, after one forward
+that is not. The time that torch.compile and flex_attention take to compile is not counted.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def spans(length: int) -> list[tuple[int, int]]:
 
 
 def allowed(length: int, causal: bool, documents: bool) -> torch.Tensor:
-    """Boolean [T, T]: which keys each position sees."""
+    """bool [T, T]: which keys each position sees."""
     mask = torch.ones(length, length, dtype=torch.bool)
     if documents:
         number = torch.empty(length, dtype=torch.int64)
@@ -149,7 +149,7 @@ def heads_first(inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 def joined(y: torch.Tensor) -> torch.Tensor:
-    """[B, H, T, D] -> [B, T, H * D]; a view where the peer has written positions first, a copy where not."""
+    """[B, H, T, D] -> [B, T, H * D]; a view if the peer has laid it out with positions before heads, else a copy."""
     return y.transpose(1, 2).flatten(2)
 
 
@@ -159,7 +159,7 @@ def backends() -> list[tuple[str, SDPBackend]]:
 
 @functools.cache
 def refusal(backend: SDPBackend, dtype: str, causal: bool, masked: bool, dropout: float) -> str:
-    """Why torch does not run a backend here, or ''."""
+    """Why torch cannot run a backend here, or ''."""
     q = torch.randn(1, 16, 3, 2, 64, dtype=measure.DTYPES[dtype]).requires_grad_()
     mask = torch.ones(16, 16, dtype=torch.bool) if masked else None
     with warnings.catch_warnings(), sdpa_kernel([backend]):
@@ -204,7 +204,7 @@ def sdpa_compiled(causal: bool, dropout: float) -> Contestant:
 
 
 def sdpa_loop(length: int) -> Contestant:
-    """Document by document: no mask, nothing outside a document computed."""
+    """SDPA document by document: without a mask, and without computing anything outside a document."""
 
     def run(*inputs):
         parts = [part.split([end - begin for begin, end in spans(length)], 2) for part in heads_first(inputs)]
@@ -215,7 +215,7 @@ def sdpa_loop(length: int) -> Contestant:
 
 
 def flex(length: int) -> Contestant:
-    """flex_attention has no backward on the CPU; its block mask is made outside the clock."""
+    """flex_attention, forward alone, as it has no backward on the CPU; making its block mask is not timed."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     mask = allowed(length, True, True)
@@ -230,7 +230,7 @@ def flex(length: int) -> Contestant:
 
 
 def probe_attention(contestant: Contestant, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """What dropout keeps, [B, H, T, T], read off by giving unit vectors as values: the mask does not depend on v."""
+    """What dropout keeps, [B, H, T, T], read from the output with unit vectors as values, on which no mask depends."""
     packed = len(inputs) == 1
     batch, length, width = inputs[0].shape[0], inputs[0].shape[1], inputs[0].shape[-1]
     mask = torch.empty(batch, HEADS, length, length, dtype=torch.bool)
@@ -288,7 +288,7 @@ def attention_case(dtype: str, length: int, width: int, *, causal=True, packed=T
         attend = ops.attention_packed if packed else ops.attention
         return (attend(*inputs, causal=causal, dropout=dropout, cu_seqlens=bounds).flatten(2),)
 
-    # Heads are independent, so the float64 version takes some of them where all would take longer than the timing.
+    # Heads are independent, so float64 computes only some of them where all would take longer than the timing.
     pairs = BATCH * HEADS
     chosen = torch.arange(pairs - 1, -1, -max(1, round(pairs / max(4, pairs * (512 / length) ** 2))))
     upstream = random(BATCH, length, HEADS * width, dtype=dtype, seed=1)
@@ -334,7 +334,7 @@ def documents_cases(args) -> Iterator[Callable[[], Case]]:
 
 
 def compile_cases(args) -> Iterator[Callable[[], Case]]:
-    """What torch.compile makes of the same; few shapes, for the sake of the time that compiling takes."""
+    """The same against torch.compile; few shapes, since compiling takes long."""
     for dtype in args.dtype:
         for length in COMPILED_LENGTHS:
             for dropout in (0.0, DROPOUT):
@@ -352,7 +352,7 @@ def compile_cases(args) -> Iterator[Callable[[], Case]]:
 
 
 def some_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows are independent: float64 takes some of them, and what is not a row as it is."""
+    """Some rows, as they are independent and float64 need not compute all; what has no rows stays as it is."""
     return tensor[:: max(1, len(tensor) // 2048)] if tensor.dim() == 2 else tensor
 
 
@@ -367,7 +367,7 @@ def exact_norm(kind: str, inputs: tuple[torch.Tensor, ...], upstream: tuple[torc
     """Outputs and gradients in float64, with what the contestant's dropout keeps. inputs: one stream, or two that are
     added, then the parameters. upstream: a gradient for each stream."""
     streams, residual, keep = inputs[: len(upstream)], len(upstream) == 2, 1.0
-    if dropout:  # the sum with a stream of zeros is zero where a value was dropped
+    if dropout:  # added to a stream of zeros, a dropped value is zero
         probe = [torch.ones_like(streams[0]), torch.zeros_like(streams[0]), *inputs[2:]]
         torch.manual_seed(SEED)
         with torch.no_grad(), contestant.context():
@@ -460,7 +460,7 @@ def activation_cases(args) -> Iterator[Callable[[], Case]]:
 
 
 def loss_case(dtype: str, shape: tuple[int, int, int]) -> Case:
-    """Forward and backward are timed together: who computes gradients in forward has no backward to speak of."""
+    """Forward and backward are timed together: ours computes gradients in forward and has next to no backward."""
     count, width, vocabulary = shape
     inputs = leaves(random(count, width, dtype=dtype), random(vocabulary, width, dtype=dtype, seed=1) / 50)
     targets = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(SEED))
@@ -498,8 +498,8 @@ def call_case(make: Callable[[], Case]) -> Case:
 
 
 def call_cases(args) -> Iterator[Callable[[], Case]]:
-    """What a call costs beside its work: on a GPU, which works while the next are made, what a step of small kernels
-    takes."""
+    """What a call costs besides its work. On a GPU, which works while the next calls are made, that is what a step of
+    small kernels takes."""
     for dtype in args.dtype:
         yield functools.partial(call_case, functools.partial(attention_case, dtype, CALL_LENGTH, HEAD_DIMS[0]))
         yield functools.partial(call_case, functools.partial(gelu_case, dtype, CALL_SHAPE))
@@ -590,7 +590,7 @@ def print_heads() -> None:
 
 @dataclasses.dataclass
 class Line:
-    """A line of the summary: which rows it takes together, and what was to be reached."""
+    """A line of the summary: which rows it combines, and the target."""
 
     label: str
     op: str
@@ -642,7 +642,7 @@ LINES = [
 
 
 def fastest(rows: list[dict]) -> list[dict]:
-    """Of rows that differ in the peer alone, the one with the fastest peer."""
+    """The row with the fastest peer, among rows that differ in the peer alone."""
     best: dict[tuple, dict] = {}
     for row in rows:
         key = (row["dtype"], tuple(row["shape"]))

@@ -4,12 +4,12 @@
     python benchmarks/loader.py --megabytes 20 --rounds 3      quick look
 
 Everybody reads the same windows of the same u16 file in the same order, in one process pinned to one core (our
-reading thread included), taking turns round by round; results are compared before anything is timed. The peers get
-their list of windows for nothing, ours works it out. The file is in the page cache for all.
+reading thread included), taking turns round by round; results are compared before anything is timed. The peers are
+given their list of windows, ours computes it. The file is in the page cache for all.
 
-Rows "int64 x, y" deliver the same thing: inputs and targets, int64 tensors on the CPU. Ours lends a buffer that stays
-unchanged until the next call; the peers return new tensors, but for "preallocated", which reuses one as ours does.
-Rows "uint16 batch" compare another deliverable: the narrow batch that is copied to a GPU and widened there.
+In rows "int64 x, y" all deliver the same: inputs and targets, int64 tensors on the CPU. Ours lends a buffer that stays
+unchanged until the next call; the peers return new tensors, except "preallocated", which reuses one as ours does. Rows
+"uint16 batch" compare the delivery of something else: the narrow batch that is copied to a GPU and widened there.
 """
 
 import argparse
@@ -103,7 +103,7 @@ PEERS: dict[str, Callable] = {
 
 
 def narrow_reader(module, path, header, seq_len, windows):
-    """The host's side of the CUDA path: uint16 batches, asked for ahead and taken in order. (restart, next batch)"""
+    """(restart, next batch) of the host's side of the CUDA path: uint16 batches, requested ahead and taken in order."""
     buffers = torch.empty(8, BATCH, seq_len + 1, dtype=torch.uint16).unbind()
     reader = module.WindowReader(
         files=[(path, header.tokens)],
@@ -138,7 +138,7 @@ def narrow_reader(module, path, header, seq_len, windows):
 
 
 def resident() -> dict[str, int]:
-    """Resident memory in KiB: our own (RssAnon) and pages of mapped files, which the kernel takes back at need."""
+    """Resident memory in KiB: the process's own (RssAnon), and pages of mapped files, which the kernel can reclaim."""
     lines = Path("/proc/self/status").read_text().splitlines()
     values = dict(line.split(":", 1) for line in lines)
     return {name: int(values[name].split()[0]) for name in ("RssAnon", "RssFile")}
@@ -260,7 +260,7 @@ def memory(path: str) -> dict[str, dict[str, int]]:
 
 
 def same_order(path: str) -> dict[str, bool]:
-    """Whether the ranks of each world size, put together, read what one process reads."""
+    """Whether the ranks of each world size together read what one process reads."""
 
     def read(rank, world_size):
         arguments = {"vocab_size": VOCAB, "rank": rank, "world_size": world_size}

@@ -27,7 +27,7 @@ from loader import processor  # noqa: E402
 from aura import cgroup, extension, start  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SAMPLE_S = 0.002  # a sample repeats short calls until it lasts about this long: the clock and its reading cost nothing
+SAMPLE_S = 0.002  # a sample repeats short calls until it lasts about this long, so that reading the clock costs nothing
 SLOW_RATIO, SLOW_ROUNDS = 1.5, 2  # a peer this far behind another of its kind leaves after 2 rounds,
 SLOW_S, VERY_SLOW_S = 0.02, 0.1  # if a call takes more than 20 ms; if more than 100 ms, before them, with one sample
 MOST_ROUNDS = 200
@@ -42,7 +42,7 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Whatever happens, the process leaves with the threads and the compiler's settings that it came with."""
+    """A block after which the number of threads and the compiler's settings are as before, whatever happens."""
     before = torch.get_num_threads()
     try:
         # Without this, what torch.compile makes refuses a second backward over the same forward.
@@ -62,7 +62,7 @@ def threads(text: str) -> list[int]:
 
 
 def sizes(text: str) -> list[int]:
-    """numbers(), of things there is at least one of."""
+    """numbers(), each at least 1."""
     found = numbers(text)
     if min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: se cuenta desde 1")
@@ -77,7 +77,7 @@ def numbers(text: str) -> list[int]:
 
 
 def file(text: str) -> str:
-    """Where results are to be written at the end: what is wrong with it is said before they are measured."""
+    """A file for the results, checked before they are measured, and not only when they are written at the end."""
     if Path(text).is_dir() or not os.access(Path(text).parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"no se puede escribir en {text!r}; indique otro fichero")
     return text
@@ -117,22 +117,22 @@ def take_turns(
     budget_s: float = 0.0,
     long_s: float = LONG_S,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each function, one sample a round; `rounds` rounds (3 if they take `long_s`), and on until
-    `budget_s`.
+    """Seconds per call of each function, one sample a round: at least `rounds` rounds (3 if they take `long_s`), and
+    more until `budget_s`.
 
     kinds: of several slow functions of one kind only the fastest stays to the end; the lists of the rest are shorter.
-    Every function has been called before, so nothing is left to be made or compiled in its first call.
+    Every function must have been called before, so that its first call here has nothing to make or compile.
     """
     contexts, kinds = contexts or {}, kinds or {}
     context = {name: contexts.get(name, contextlib.nullcontext) for name in functions}
     first = {name: seconds(function, 1, context[name]) for name, function in functions.items()}
     repeats = {}
     for name, function in functions.items():
-        short = first[name] < VERY_SLOW_S  # then its first call may have cost more than one that repeats it
+        short = first[name] < VERY_SLOW_S  # then its first call may have cost more than a repeated one
         repeats[name] = math.ceil(SAMPLE_S / (seconds(function, 1, context[name]) if short else first[name]))
     samples = {name: [time_taken] for name, time_taken in first.items()}
     racing = _leaders(list(functions), samples, kinds, VERY_SLOW_S)
-    rounds_done = int(min(first.values()) >= VERY_SLOW_S)  # slow all of them: that was a round
+    rounds_done = int(min(first.values()) >= VERY_SLOW_S)  # if all are slow, that was a round
     if not rounds_done:
         for name in racing:
             samples[name].clear()
@@ -199,8 +199,8 @@ def comparison(ours: list[float], peer: list[float]) -> dict:
 
 
 def errors(results, references) -> tuple[float, float]:
-    """(relative RMS error, greatest absolute error) against float64; of several tensors the worst, inf where one of
-    them is not a number, which no comparison lets pass."""
+    """(relative RMS error, greatest absolute error) against float64: the worst of several tensors, and inf where one is
+    NaN, so that no comparison lets it pass."""
     found = [(0.0, 0.0)]
     for result, reference in zip(results, references, strict=True):
         difference = result.detach().double() - reference
@@ -209,7 +209,8 @@ def errors(results, references) -> tuple[float, float]:
 
 
 def product_ceilings(dtype: str) -> tuple[str, ...]:
-    """The ceilings of matrix products: in bf16 one may also widen and multiply in fp32, on some machines the faster."""
+    """The ceilings of matrix products: in bf16 one may also widen and multiply in fp32, which some machines do
+    faster."""
     return ("matmul_fp32_gflops",) if dtype == "fp32" else ("matmul_fp32_gflops", "matmul_bf16_gflops")
 
 
@@ -261,7 +262,7 @@ class Neighbours:
         """(seconds on the clock, CPU seconds of all processes, those of this one and its children)."""
         path = Path("/proc/stat")
         ticks = [int(word) for word in path.read_text().split("\n", 1)[0].split()[1:]] if path.exists() else [0] * 8
-        idle = ticks[3] + ticks[4]  # and the time waiting for disks; guests' time is part of user time
+        idle = ticks[3] + ticks[4]  # with the time waiting for disks; guests' time is part of user time
         own = os.times()
         return time.monotonic(), (sum(ticks[:8]) - idle) / os.sysconf("SC_CLK_TCK"), sum(own[:4])
 

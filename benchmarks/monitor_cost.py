@@ -5,8 +5,8 @@
     python benchmarks/monitor_cost.py --processes 3000              on a machine as full as that
     python benchmarks/monitor_cost.py --interval 1 --samples 5      quick look
 
-The share is of one core, between the first and the last sample of one run: start-up is not in it, the programs that
-monitor.py starts are (nvidia-smi, where there is no nvidia-ml-py).
+The share is of one core, between the first and the last sample of one run. It does not include start-up; it includes
+the programs that monitor.py starts (nvidia-smi, where there is no nvidia-ml-py).
 """
 
 import argparse

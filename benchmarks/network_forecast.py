@@ -1,4 +1,4 @@
-"""Whether what test_ddp.py --full foretells is what training then waits for: two machines on links of different speed.
+"""Whether training waits as long as test_ddp.py --full foretells: two machines on links of different speed.
 
     sudo python benchmarks/network_forecast.py --json network_forecast.json
     sudo python benchmarks/network_forecast.py --mbit 120,35 --steps 6
@@ -61,7 +61,7 @@ def compare(mbit, args, folder):
             "--eval-windows", forecast.SEQUENCES])
     (told,) = (row for row in said["training"] if row["preset"] == args.preset)
     beats = heartbeat.read(folders[0] / "logs")
-    # A rank also waits for a slower one: the exchange itself is what both of them waited for.
+    # A rank also waits for a slower one: the exchange itself is the time that both of them waited.
     waits = [min(pair) for pair in zip(*([window.communication for window in beat.windows[1:]] for beat in beats),
                                          strict=False)]
     if not waits:

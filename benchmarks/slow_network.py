@@ -6,18 +6,19 @@
 
 The machines are network namespaces of this one on a switch whose links are limited by tc (Linux, root), one process of
 one thread in each. A network is a rate in Mbit/s; `50/10`: the first machine sends at 50 and receives at 10; `200%2`:
-2 % of the packets, of the size of a frame, are lost. Every contestant trains the same model on the same batches, first
-steps left out, for --seconds and at least one whole round of --sync-every steps where it averages in rounds; they take
-turns. "control" is as many machines that never exchange anything: processes on one computer share its memory, and no
-exchange can make them faster. Bytes are those that the interfaces have sent, headers and repetitions included.
+2 % of the packets, which have the size of a frame, are lost. Every contestant trains the same model on the same batches
+for --seconds, its first steps not counted, and for at least one whole round of --sync-every steps where it averages in
+rounds; they take turns. "control" is as many machines that never exchange anything: processes on one computer share its
+memory, and no exchange can make them faster than that. Bytes are those that the interfaces have sent, with headers and
+retransmissions.
 
 The peers are torch's DistributedDataParallel and its PostLocalSGDOptimizer, as they come, around our module and our
 optimiser. Before anything is timed the losses of the first steps of our ddp and of torch's must be equal.
 
---quality trains one machine, ddp, fp16 and diloco to the end instead, over a link without limits, and compares the
-validation losses at equal tokens; with --speeds one machine trains for the time that diloco takes on the network --at.
-That takes hours: with --work the same command again goes on from where it was interrupted, with other --methods and
---seeds too.
+--quality instead trains one machine, ddp, fp16 and diloco to the end, over a link without limits, and compares the
+validation losses at equal tokens; with --speeds, one machine trains for the time that diloco takes on the network --at.
+That takes hours: with --work the same command, given again, goes on from where it was interrupted, also with other
+--methods and --seeds.
 """
 
 import argparse
@@ -73,7 +74,7 @@ CHOSEN = re.compile(r"--sync auto elige (\w+)")
 @dataclass
 class Cell:
     """What one run of one method on one network gave. step_s: seconds of a step of the slowest process. sent: bytes per
-    token. steps: measured, of the first process. choice, expected: of auto."""
+    token. steps: how many were measured on the first process. choice, expected: of auto."""
 
     tokens_per_s: float
     step_s: float
@@ -87,8 +88,8 @@ class Cell:
 def window(marks, unit, seconds):
     """(first, last) of the marks between which a process is measured, None while it has not come far enough.
 
-    Left out are the first WARM_S seconds and, of a round of `unit` steps, those of the first fragment. Between the two
-    lie whole rounds, LEAST_STEPS steps and `seconds` at least.
+    The first WARM_S seconds are left out and, where there are rounds of `unit` steps, the steps of the first fragment.
+    Between the two marks lie whole rounds, at least LEAST_STEPS steps and at least `seconds`.
     """
     first = next((number for number, (at, _) in enumerate(marks)
                   if number > unit // FRAGMENTS and at - marks[0][0] >= WARM_S), None)
@@ -100,7 +101,7 @@ def window(marks, unit, seconds):
 
 
 def measured(marks, windows, step_tokens):
-    """A Cell of all processes' marks, each between the two of its window. step_tokens: of one process in a step."""
+    """A Cell from all processes' marks, each within its own window. step_tokens: tokens of one process in a step."""
     seconds, sent = zip(*([(end - begin) / (last - first) for begin, end in zip(own[first], own[last], strict=True)]
                           for own, (first, last) in zip(marks, windows, strict=True)), strict=True)
     return Cell(tokens_per_s=sum(step_tokens / each for each in seconds), step_s=max(seconds),
@@ -221,9 +222,9 @@ def rows_of(net, cells, failed, machines):
 
 
 def judged(own, middle):
-    """What auto chose, which of the four was fastest, and whether that is the same, as far as TIE can tell."""
+    """What auto chose, which of the four was fastest, and whether these are the same, within TIE."""
     choices = [cell.choice for cell in own]
-    rivals = {cell.choice: cell.tokens_per_s for cell in own}  # where the chosen one was not measured by itself
+    rivals = {cell.choice: cell.tokens_per_s for cell in own}  # counts where the chosen one was not measured by itself
     rivals |= {name: middle[name] for name in (ONE, "ddp", "fp16", "diloco") if name in middle}
     fastest = max(rivals, key=rivals.get)
     right = all(rivals[choice] >= (1 - TIE) * rivals[fastest] for choice in choices)
@@ -248,7 +249,7 @@ def speed(args, folder):
 
 
 def quality(args, folder):
-    """Validation losses over tokens: a curve for each method and seed, and what they mean for diloco."""
+    """Validation losses over tokens: a curve for each method and seed, and what follows for diloco."""
     result = {"benchmark": "slow_network_quality", **measure.environment(), **sizes(args), "tokens": args.tokens,
               "seeds": args.seeds, "rows": []}
     rates = args.speeds or {}
@@ -270,8 +271,8 @@ def quality(args, folder):
 
 
 def speeds(args, parser):
-    """{method: tokens/s} on the network --at of the result --speeds; an error of the arguments where it has none, or of
-    another training."""
+    """{method: tokens/s} on the network --at of the result --speeds; an error of the arguments where that has none, or
+    is of another training."""
     try:
         result = json.loads(args.speeds.read_text(encoding="utf-8"))
         rows = [row for row in result["rows"] if row["network"] == args.at and "failed" not in row]
@@ -289,8 +290,8 @@ def speeds(args, parser):
 
 
 def curves(method, seeds, words, folders, args):
-    """Train to the end; a row {"method", "seed", "curve": [[tokens, validation loss]], ...} for each seed. The
-    processes of one machine are a seed each and run at the same time. "seconds": of this call."""
+    """Train to the end; a row {"method", "seed", "curve": [[tokens, validation loss]], ...} for each seed. With method
+    ONE there is a process for each seed, all at the same time. "seconds": of this call."""
     begun = time.monotonic()
     with slow_network_crew.Crew(OURS, words, folders, grouped=method != ONE, every=args.sync_every) as crew:
         crew.finish(QUALITY_LIMIT_S)
@@ -339,7 +340,7 @@ def sync_words(args, method):
 
 
 def speed_words(args, folder, method):
-    """Of a run that goes on until it is killed, at one rate and without evaluations."""
+    """The arguments of a run that goes on until it is killed, at one learning rate and without evaluations."""
     return [*model_words(args, folder), "--lr", SPEED_LR, "--min-lr-ratio", 1, "--warmup-ratio", 0, "--seed", SEED,
             "--max-steps", ENDLESS, "--eval-interval", ENDLESS, "--eval-windows", 1, "--resume", "none",
             "--checkpoint-freq", 0, *sync_words(args, method)]
@@ -353,7 +354,7 @@ def quality_words(args, folder, method, seed, steps):
 
 
 def setting(args, parser):
-    """What all trainings of --work share; an error of the arguments where those there are of another setting."""
+    """What all trainings of --work share; an error of the arguments where those found there have another setting."""
     shared = {name: getattr(args, name) for name in SETTING}
     shared["corpus"] = [[path.name, path.stat().st_size] for path in args.corpus or ()]
     kept = args.work / KEPT
@@ -487,7 +488,7 @@ def main(argv=None):
 
 
 def leave(signal_number, _):
-    """Leave by an exception, so that namespaces and processes are taken away, and by nothing else any more."""
+    """Leave by an exception, so that namespaces and processes are removed, and ignore later signals meanwhile."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + signal_number)

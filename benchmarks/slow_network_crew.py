@@ -29,7 +29,7 @@ POLL_S = 0.2
 
 
 class Failed(Exception):
-    """A contestant that did not do what it should, for a line of the result."""
+    """A contestant did not do what it should; the message becomes a line of the result."""
 
 
 # ---- Networks -------------------------------------------------------------------------------------------------------
@@ -61,13 +61,13 @@ def networks(text):
 
 
 def limit(switch, net):
-    """Give the links of the switch's machines the rates and losses of `net`; without one they have none."""
+    """Give the links of the switch's machines the rates and losses of `net`, or no limits without one."""
     if net is None:
         return
     for number, host in enumerate(switch.hosts):
         rates = (net.mbit, net.back) if number == 0 else 2 * (max(net.mbit, net.back),)
         switch.limit(number, *rates)
-        if net.loss:  # what is lost is a frame, and not the 64 KB that the kernel hands on as one
+        if net.loss:  # so that a frame is lost, and not the 64 KB that the kernel hands on as one
             ip("-n", host, "link", "set", INTERFACE, "gso_max_segs", "1")
             switch.lose(number, net.loss)
 
@@ -122,7 +122,7 @@ class Crew:
         return (self.folders[rank] / "log").read_text(encoding="utf-8", errors="replace")
 
     def watch(self, done, limit_s):
-        """done() once it gives anything; Failed for a process that ends with an error or after limit_s seconds."""
+        """The first true result of done(); Failed if a process ends with an error, or after limit_s seconds."""
         deadline = time.monotonic() + limit_s
         while True:
             codes = [child.poll() for child in self.children]  # before done(): what has ended has written all it will
@@ -137,7 +137,7 @@ class Crew:
             time.sleep(POLL_S)
 
     def finish(self, limit_s):
-        """Wait until all have ended well."""
+        """Wait until all have ended without an error."""
         self.watch(lambda: True if all(child.poll() == 0 for child in self.children) else None, limit_s)
 
     def marks(self):

@@ -64,7 +64,7 @@ def ours(words):
 
 
 def keep_expectation():
-    """Let what auto expects, {method: seconds per step}, stay in EXPECTED."""
+    """Have what auto expects, {method: seconds per step}, written to EXPECTED."""
     estimate = pace.estimate
 
     def kept(*args, **options):

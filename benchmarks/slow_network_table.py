@@ -11,7 +11,7 @@ from slow_network_crew import CONTROL, METHODS, ONE  # noqa: E402
 from aura import report  # noqa: E402
 
 TITLES = {ONE: "una máquina", CONTROL: "sin intercambio"}
-CLOSE = 0.25  # of a forecast to what is measured
+CLOSE = 0.25  # how far a forecast may be from what is measured
 
 
 def print_speeds(net, rows):

@@ -50,7 +50,7 @@ ITERATION = re.compile(r"^iter (\d+): loss (\S+), time (\S+)ms", re.MULTILINE)
 
 @dataclasses.dataclass
 class Run:
-    """What one process did. steps: seconds of each optimiser step, as the script tells it. clock: the same with all
+    """What one process did. steps: seconds of each optimiser step, as the script reports it. clock: the same with all
     that the script does between two steps. losses: of every step. whole: seconds of the process."""
 
     steps: list[float]
@@ -80,8 +80,8 @@ def our_command(args, data_dir: Path, output_dir: Path, *more: str) -> list[str]
 
 
 def their_command(args, output_dir: Path) -> list[str]:
-    """nanoGPT's configurator wants each value in the type of its default. Without warmup, with the last iteration as
-    the end of the decay, its learning rate is optim.warmup_cosine's."""
+    """nanoGPT's command; its configurator wants each value in the type of its default. Without warmup, and with the
+    last iteration as the end of the decay, its learning rate is optim.warmup_cosine's."""
     options = {
         "out_dir": output_dir, "dataset": FOLDER, "device": "cpu", "compile": False, "dtype": "float32",
         "eval_interval": 10**9, "eval_iters": 1, "log_interval": 1, "always_save_checkpoint": False,
@@ -108,7 +108,7 @@ def run(command: list[str], folder: Path, threads: int) -> tuple[str, float]:
 
 
 def read_ours(table: Path, tokens_per_step: int) -> Run:
-    """Of a training_log.csv with a row for every step. A row that also evaluated has no clock time of its own."""
+    """The Run of a training_log.csv with a row for every step. A row that also evaluated has no clock time."""
     rows = report.read_table(table)
     clock = [float(row["seconds"]) - float(before["seconds"])
              for before, row in zip(rows, rows[1:], strict=False) if not row["val_loss"]]
@@ -117,7 +117,7 @@ def read_ours(table: Path, tokens_per_step: int) -> Run:
 
 
 def read_theirs(text: str) -> Run:
-    """Of nanoGPT's standard output. Its time goes from the end of one step to the end of the next."""
+    """The Run of nanoGPT's standard output. Its times go from the end of one step to the end of the next."""
     found = ITERATION.findall(text)
     times = [float(milliseconds) / 1e3 for _, _, milliseconds in found]
     return Run(times, times[1:], [float(loss) for _, loss, _ in found])
@@ -131,7 +131,7 @@ def give_data(data: dataset.Dataset, args, folder: Path) -> None:
         shutil.copy(Path(args.nanogpt, name), folder)
     place = folder / "data" / FOLDER
     place.mkdir(parents=True)
-    # It evaluates one batch before its first step, which a validation text shorter than a window would not let it do.
+    # It evaluates one batch before its first step, and could not with a validation text shorter than a window.
     validation = "val" if data.tokens("val") > args.seq_len else "train"
     for name, split in (("train.bin", "train"), ("val.bin", validation)):
         with open(place / name, "wb") as target:
@@ -169,7 +169,7 @@ def take_turns(args, data, folder: Path, threads: int) -> tuple[list[Run], list[
         ours = dataclasses.replace(read_ours(place / "training_log.csv", per_step), whole=whole)
         text, whole = run(their_command(args, folder / "out"), folder, threads)
         theirs = dataclasses.replace(read_theirs(text), whole=whole)
-        shutil.rmtree(place)  # its final model
+        shutil.rmtree(place)  # with its final model
         trains_alike(ours, theirs, data.vocab_size, args.steps)
         mine.append(ours)
         peers.append(theirs)
@@ -259,7 +259,7 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> str:
-    """Our child runs in another folder."""
+    """A path that exists, made absolute: our child runs in another folder."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"{text!r} no es un fichero")
     return str(Path(text).resolve())

@@ -66,8 +66,8 @@ class Contestant:
         self.model.load_state_dict({self.rename(name): tensor for name, tensor in weights.items()}, strict=False)
 
     def step(self, batch: torch.Tensor, dtype: str, micro_batches: int = 1, run: nn.Module | None = None):
-        """The norm of the gradients. micro_batches: parts of the batch that go through the model one after another.
-        run: what goes forward in the model's place, as torch.compile of it."""
+        """Take a step; returns the norm of the gradients. micro_batches: how many parts of the batch go through the
+        model one after another. run: what is called in the model's place, such as torch.compile of it."""
         self.optimizer.zero_grad(set_to_none=True)
         with products.step(), products.adding(True):
             for part in batch.chunk(micro_batches):
@@ -98,7 +98,7 @@ def nanogpt_module(folder: str):
     """nanoGPT's model.py, imported from a checkout."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(folder, "model.py"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks itself up there
+    sys.modules[spec.name] = module  # its dataclass looks its module up there
     spec.loader.exec_module(module)
     return module
 
@@ -114,7 +114,7 @@ def nanogpt(name: str, folder: str, dropout: float) -> Contestant:
             if isinstance(module, nn.GELU):
                 module.approximate = "tanh"
 
-    def logits(model, tokens):  # without targets it gives those of the last position alone
+    def logits(model, tokens):  # without targets it returns only those of the last position
         return model(tokens, tokens.contiguous())[0]
 
     def loss(model, batch):
@@ -142,8 +142,8 @@ def tokens(length: int) -> torch.Tensor:
 
 @torch.no_grad()
 def same_start(playing: list[Contestant], batch: torch.Tensor, dtype: str) -> dict[str, float]:
-    """Give all the same fresh weights. Returns the relative RMS error of each one's logits against those of attention
-    written out, in float64; ends the program where one computes another function."""
+    """Give all the same fresh weights. Returns the relative RMS error of each one's logits against our model's with
+    attention written out, in float64; ends the program where one computes a different function."""
     model = gpt.GPT(CONFIG).init_weights(SEED)
     for contestant in playing:
         contestant.load(model.state_dict())
@@ -250,7 +250,7 @@ def race(args) -> dict:
     playing, built = [], None
     for dropout, length in cases:
         if dropout != built:
-            playing.clear()  # before the next ones take their gigabytes
+            playing.clear()  # before the next models take their gigabytes
             playing, built = contestants(args, dropout), dropout
         for dtype in args.dtype:
             torch.set_num_threads(max(args.threads))

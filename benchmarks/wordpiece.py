@@ -3,10 +3,10 @@
     python benchmarks/wordpiece.py --vocab bert-base-uncased --data xquad.en.json xquad.es.json --json wordpiece.json
     python benchmarks/wordpiece.py                         quick look: the built-in sample, a vocabulary learned from it
 
-Ids and offsets are compared before anything is timed. Each of the processes encodes all texts, one thread each, as the
-ranks of a training do; the speed is that of all together. They take turns round by round. Ours gives int32 arrays, the
-library lists. "first" is a tokenizer that has seen nothing, "again" one that knows the words: ours has a cache of
-65,536 words, the library one of 10,000.
+Ids and offsets are compared before anything is timed. Each of the processes encodes all texts with one thread, as the
+ranks of a training do; the speed is that of all together. Ours and the library take turns round by round. Ours gives
+int32 arrays, the library lists. "first" is a tokenizer that has seen nothing, "again" one that knows the words: ours
+has a cache of 65,536 words, the library one of 10,000.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def library(vocab_file: str, lowercase: bool):
 
 
 def same(vocab_file: str, texts: list[str]) -> int:
-    """How many tokens the texts have. Ends the programme where ids or offsets differ."""
+    """How many tokens the texts have. Ends the program where ids or offsets differ."""
     ours, total = wordpiece.load(vocab_file), 0
     theirs = library(vocab_file, ours.lowercase)
     for text in texts:
@@ -109,7 +109,8 @@ def compare(vocab_file: str, texts: list[str], total: int, processes: int, round
 
 
 def questions_per_second(examples: list[squad.Example], vocab_file: str) -> float:
-    """Of making all windows of 384 tokens, in this process, by a tokenizer that has seen nothing."""
+    """How many questions a second are made into windows of 384 tokens, in this process, by a tokenizer that has seen
+    nothing."""
     tokenizer = wordpiece.load(vocab_file)
     begin = time.perf_counter()
     squad.features(examples, tokenizer)
