@@ -14,7 +14,7 @@ from aura import extension
 from tests.support import ROOT, corpus_text
 
 torch.set_num_threads(1)
-# What a script of the shell starts in the background ignores Ctrl+C, and so would all that the tests start.
+# A shell script's background jobs ignore Ctrl+C; started from one, so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A worker takes a whole file at a time: those that take minutes begin first, or one would run alone at the end.
 LONGEST_FIRST = ("test_cuda_emulated.py", "test_launch_distributed.py", "test_train_gpt2.py", "test_sync_network.py",
@@ -25,7 +25,7 @@ LONGEST_FIRST = ("test_cuda_emulated.py", "test_launch_distributed.py", "test_tr
 
 
 def pytest_configure(config):
-    """Build the kernels before the tests begin, whose children have no minutes to wait for them."""
+    """Build the kernels before the tests begin: their children have no minutes to wait for them."""
     if not hasattr(config, "workerinput"):
         extension.load()
 
@@ -58,7 +58,7 @@ def benchmark(monkeypatch):
 
 @pytest.fixture
 def gpu(benchmark):
-    """benchmarks/gpu.py where there is no card, but the kernels of the CPU."""
+    """benchmarks/gpu.py with the kernels of the CPU, as there is no card."""
     if not extension.has_ops(extension.load()):
         pytest.skip(extension.status())
     return benchmark("gpu")

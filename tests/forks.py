@@ -26,7 +26,7 @@ def serve(requests):
     Returns None when nobody can ask any more. A request is JSON (command, cwd, env, host) with two descriptors: where
     output goes, and a socket for pid and exit code. Until that is closed an ended child is a zombie, its pid its own.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the parents of such pairs are nobody's business
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the parents of such pairs
     while True:
         message, (*descriptors,), *_ = socket.recv_fds(requests, 1 << 20, 2)
         if not message:
@@ -81,7 +81,7 @@ def become(command, cwd, env, host):
 if __name__ == "__main__":
     for name in SLOW:
         importlib.import_module(name)
-    if "triton" not in sys.modules:  # whose bindings, those of torch 2.15, say at the end that what is frozen leaks
+    if "triton" not in sys.modules:  # else torch 2.15's bindings of it report at the end that what is frozen leaks
         gc.freeze()
     if request := serve(socket.socket(fileno=int(sys.argv[1]))):
         become(**request)

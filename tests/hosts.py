@@ -48,7 +48,7 @@ class Switch:
     def __exit__(self, *_):
         try:
             self._remove()
-        except BaseException:  # a signal's, which may come here too: all are taken away before it is heard
+        except BaseException:  # also a signal's, which may come here: all are taken away before it goes on
             self._remove()
             raise
 

@@ -82,7 +82,8 @@ def cluster():
 
 
 class Cluster:
-    """Two nodes of sixteen processors and two cards that only Slurm believes in. folder: where all files are."""
+    """Two nodes with sixteen processors and two cards each, in which only Slurm believes. folder: where all files
+    are."""
 
     def __init__(self, folder):
         self.folder, self.daemons = folder, {}
@@ -109,7 +110,7 @@ class Cluster:
         nodes = "\n".join(f"NodeName={node} NodeAddr=127.0.0.1 Port={free_port()} CPUs=16 Gres=gpu:2" for node in NODES)
         (self.folder / "slurm.conf").write_text(CONFIG.format(
             host=socket.gethostname().split(".")[0], port=free_port(), folder=self.folder, nodes=nodes,
-            first_job=random.randrange(1000, 12000)))  # a job's port follows from its number: not that of a neighbour
+            first_job=random.randrange(1000, 12000)))  # a job's port follows from its number: no neighbour has the same
         (self.folder / "gres.conf").write_text("AutoDetect=off\nName=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
@@ -171,7 +172,7 @@ class Cluster:
         return found
 
     def end(self):
-        """Kill all there is, until nothing is: who dies may just have started another."""
+        """Kill all there is, again until nothing is left: a process may start another just before it dies."""
         deadline = time.monotonic() + LIMIT
         while pids := self.pids():
             assert time.monotonic() < deadline, pids

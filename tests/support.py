@@ -24,8 +24,8 @@ LIMIT = 120
 
 
 def environment(**extra):
-    """The environment of a child: this checkout importable, no variables of a launcher, one thread, and a crash says
-    where it was."""
+    """The environment of a child: this checkout can be imported, there are no variables of a launcher, it has one
+    thread, and a crash says where it was."""
     clean = {key: value for key, value in os.environ.items()
              if not key.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_", "AURA_INJECT"))
              and key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
@@ -45,7 +45,7 @@ def fork_server():
 
 
 class Fork:
-    """What is needed here of subprocess.Popen, for a child that the fork server makes."""
+    """The part of subprocess.Popen's interface that is needed here, for a child that the fork server makes."""
 
     def __init__(self, command, cwd, env, host):
         server, requests = fork_server()
@@ -90,7 +90,7 @@ class Fork:
 
 
 class Notes:
-    """A reporter that remembers. rows: of log(), each with its step. events: 'STEP: TEXT'."""
+    """A reporter that remembers. rows: what log() was given, each with its step. events: 'STEP: TEXT'."""
 
     def __init__(self):
         self.rows, self.events = [], []
@@ -111,13 +111,13 @@ class Notes:
 class Process:
     """A child in a session of its own whose whole group is killed when the block ends.
 
-    fresh: in a Python of its own, and not one forked from a Python that has imported torch, which takes 4 s less of a
+    fresh: in a Python of its own, and not in one forked from a Python that has imported torch, which saves 4 s of a
     processor. host: a network namespace to run in.
     """
 
     def __init__(self, command, cwd, fresh=False, host=None, **extra):
         command, env = list(map(str, command)), environment(**extra)
-        if fresh or torch.cuda.is_available():  # what CUDA has begun does not go with a fork
+        if fresh or torch.cuda.is_available():  # once CUDA has been initialised, forks cannot use it
             inside = ["ip", "netns", "exec", host] if host else []
             self.child = subprocess.Popen([*inside, sys.executable, *command], cwd=cwd, env=env, start_new_session=True,
                                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -136,7 +136,7 @@ class Process:
             self.child.close()
 
     def wait_for(self, text, limit=LIMIT):
-        """Read until a line holds `text`; returns it. Fails when the output or the time ends before."""
+        """Read until a line holds `text`; returns that line. Fails when the output or the time ends before."""
         with self._limited(limit):
             for line in self.child.stdout:
                 self.lines.append(line)
@@ -155,7 +155,7 @@ class Process:
 
     @contextlib.contextmanager
     def _limited(self, limit):
-        """Kill the child if the block takes longer, which ends its output."""
+        """Kill the child, which ends its output, if the block takes longer."""
         alarm = threading.Timer(limit, self.kill)
         alarm.start()
         try:
@@ -189,7 +189,7 @@ def run(command, cwd, limit=LIMIT, **extra):
 
 
 def free_port():
-    """A TCP port that was free a moment ago, below those that Linux gives to whoever asks for any."""
+    """A TCP port that was free a moment ago, below the range from which Linux picks ports itself."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", random.SystemRandom().randrange(15_000, 32_768)))
@@ -224,7 +224,7 @@ def check_on(isa, module, check):
 def repeat_with(isa, tests):
     """Run test functions again, in a process whose kernels are those of another instruction set."""
     module = extension.load()
-    # Unless it is asked for by its name, this set leaves attention to another where that is faster.
+    # Unless asked for by name, this set leaves attention to another one where that is faster.
     used = module.cpu_isa() if module.cpu_isa() != "avx512bf16" else None
     if isa not in module.cpu_isas() or isa == used:
         pytest.skip(f"{isa}: not of this processor, or what every other test uses")
@@ -234,8 +234,8 @@ def repeat_with(isa, tests):
 
 
 def allocations(work):
-    """The bytes of CPU tensors that work() takes, negative where it gives them back, one after another as torch's
-    allocator reports them."""
+    """The bytes of CPU tensors that work() takes, or gives back (negative), in the order in which torch's allocator
+    reports them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -243,7 +243,7 @@ def allocations(work):
 
 
 def most_allocated(work):
-    """The most bytes of CPU tensors, beyond those there were, that exist at one time in work()."""
+    """The most bytes of CPU tensors that exist at one time in work(), beyond those that existed before."""
     return max(itertools.accumulate(allocations(work), initial=0))
 
 

@@ -23,7 +23,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float64: 1e-14}
 
 
 def gate(x):
-    """The two halves of x as gate and what it lets through: rows apart, as the models have them."""
+    """The two halves of x, as gate and what it lets through: the rows of either lie apart, as in the models."""
     return activation.sigmoid_gate(*x.chunk(2, -1))
 
 

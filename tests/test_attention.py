@@ -17,7 +17,7 @@ from tests import support
 ops = torch.ops.aura
 NONE = (0.0, None, None, None)  # no dropout, seed, lengths, cu_seqlens
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
-# Of the largest value of a tensor. In bfloat16 what is rounded is the output, and with it the gradient of the softmax.
+# Relative to the largest value of a tensor. In bfloat16 the output is rounded, and with it the gradient of the softmax.
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-13}
 
 
@@ -127,7 +127,8 @@ def close(got, want, limit):
     assert torch.equal(got[~finite].nan_to_num(nan=7.0), want[~finite].nan_to_num(nan=7.0))
     if finite.any():
         want = want[finite]
-        # Where the exact answer is 0 (one key: softmax has no gradient) what is left is rounding of terms of order 1.
+        # Where the exact answer is 0 (one key: softmax has no gradient), the result is the rounding of terms of order
+        # 1.
         assert float((got[finite] - want).abs().max()) <= limit * max(float(want.abs().max()), 1.0)
 
 
@@ -182,7 +183,7 @@ def test_widths_at_the_ends_of_what_is_allowed(causal, dtype):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-60, 0.7])
 def test_any_scale(scale, causal, dtype):
-    """Also one that turns the largest score into the smallest, or all into one."""
+    """Also a scale that makes the largest score the smallest, or all scores equal."""
     agree(qkv(1, 75, 2, 40, dtype), causal, scale=scale)
 
 
@@ -197,7 +198,7 @@ def test_a_thousand_rows(causal, dtype):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("step", [-1.0, -0.01, 0.01, 0.1, 1.0])
 def test_logits_that_grow_or_fall_along_the_keys(step, causal, dtype):
-    """Every block of keys outweighs the one before, a little or until nothing of it is left, or hardly counts."""
+    """Every block of keys outweighs the one before, a little or entirely, or hardly counts beside it."""
     q, k, v = qkv(1, 400, 2, 40, dtype)
     k = k.clone()
     q[..., 0] = 1
@@ -284,7 +285,7 @@ def test_key_padding_of_other_keys_than_the_queries(rows, keys, lengths):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [20, 21])  # an odd one leaves a pair of keys half full
 def test_what_lies_in_padding_does_not_matter(length, causal, dtype):
-    """NaN, say, in tokens nobody has set."""
+    """It may hold NaN, in tokens that nobody has set."""
     q, k, v = qkv(2, 65, 2, 40, dtype)
     k[0, length:], v[0, length:] = math.nan, math.inf
     options = (0.0, None, torch.tensor([length, 65]), None)
@@ -449,7 +450,7 @@ def test_every_nan_stays_one(bits):
 @pytest.mark.parametrize("first", [0, 30, 48, 61, 100])
 @pytest.mark.parametrize("causal", [True, False])
 def test_logits_of_minus_infinity_are_keys_unseen(causal, first, dtype):
-    """Keys 0 to `first` masked by their own value, a whole block of them at times."""
+    """Keys 0 to `first` are masked by their own value, in some cases a whole block of them."""
     q, k, v = qkv(1, 100, 1, 40, dtype)
     q[..., 0] = 1.0
     k[:, :first, :, 0] = -math.inf
@@ -673,7 +674,7 @@ def test_a_projection_that_is_none_is_refused():
 
 @pytest.mark.parametrize("wrong", ["dout", "dout dtype", "out", "out dtype", "lse", "lse dtype"])
 def test_a_backward_of_another_forward_is_refused(wrong):
-    """Not read beyond its end."""
+    """It would be read beyond its end."""
     q, k, v = qkv(2, 30, 1, 8)
     given = {"dout": q, "out": q, "lse": torch.zeros(2, 30, 1)}
     name, _, dtype = wrong.partition(" ")
@@ -705,7 +706,7 @@ def test_other_instruction_sets(isa):
 
 
 def print_bits():
-    """What tells the ways apart: pairs round the weights, in tiles as well."""
+    """Prints the bits by which the ways differ: kernels with pairs round the weights, in tiles as well."""
     import aura.fused  # noqa: F401
     out, _ = ops.attention(*qkv(1, 100, 2, 64, torch.bfloat16), True, 0.125, *NONE)
     print("bits", zlib.crc32(out.view(torch.uint8).numpy()))

@@ -230,7 +230,7 @@ def cut(data):
 
 
 def lying(data):
-    """The header says that a tensor ends beyond the file."""
+    """A file whose header says that a tensor ends beyond it."""
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:8 + size])
     name = max((name for name in header if name != "__metadata__"), key=lambda name: header[name]["data_offsets"][1])

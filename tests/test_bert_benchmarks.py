@@ -81,7 +81,7 @@ class Still:
 
 
 def test_losses_must_agree(benchmark):
-    """Of two processes the mean counts; a loss that is another, or none, rejects the result and stops all."""
+    """Of two processes the mean counts; a loss that differs, or is NaN, rejects the result and stops all."""
     training = benchmark("bert_training")
     playing = [Still("a", losses=(4.0, 3.0)), Still("b", losses=(3.5, 2.5), members=2)]
     assert training.check(playing) == [[4.0, 3.0], [4.0, 3.0]] and all(one.stopped for one in playing)

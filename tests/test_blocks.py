@@ -59,7 +59,7 @@ def counter(monkeypatch):
     return counter
 
 
-# What goes into the first block is float32, and an HRM has passes without gradients and others with those of one input.
+# The first block's input is float32, and an HRM has passes without gradients and others with those of one input alone.
 @pytest.mark.parametrize("choice", ["sdpa", "auto"])
 @pytest.mark.parametrize(("make", "graphs", "again"), [
     (gpt_and_batches, 2, False), (gpt_and_batches, 2, "full"), (gpt_and_batches, 2, "selective"),

@@ -14,7 +14,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_keys_and_values_have_the_dtype_of_the_queries_and_not_that_of_the_weights(name, monkeypatch):
-    """As our attention asks: on a GPU a model in shards writes its samples with matrices of 16 bits."""
+    """As our attention requires: on a GPU, a sharded model writes its samples with matrices of 16 bits."""
     model, seen = MODELS[name]().init_weights(1).eval(), []
     attention = ops.attention
 

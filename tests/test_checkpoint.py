@@ -239,7 +239,7 @@ def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
 
 
 def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
-    """What ranks had written for themselves too, whether or not there are as many again."""
+    """Also what ranks had written for themselves, whether or not there are as many ranks now."""
     keeper = saved(tmp_path, 1, 2)
     for rank in range(2):
         (tmp_path / f"rank-{rank:05d}").mkdir()

@@ -157,7 +157,7 @@ def test_no_more_is_hidden_than_there_is_computation():
     assert compare.Model([slow], {True: 1e8, False: None}, 0.5).step(4) == 15.0  # 1 + 15 - min(7.5, 1)
     late, early = (compare.fit(compare.points([run("ddp", 2, 2, step_s=step)], [])) for step in (3.0, 0.9))
     assert (late.hidden, early.hidden) == (0.0, 1.0)
-    for each in (late, early):  # a step the model has no explanation for is the measured one all the same
+    for each in (late, early):  # a step that the model does not explain is still the measured one
         assert each.rate(2) == pytest.approx(each.points[-1].rate) and each.rate(4) <= 2 * each.rate(2)
 
 
@@ -181,7 +181,7 @@ def test_too_few_measurements_are_said_instead_of_a_guess():
     text = "\n".join(compare._lines(table))
     assert table.models == {"ddp": None, "fsdp": None} and not rows(table, compare.MODELLED)
     assert "Sin modelo de ddp" in text and "Sin modelo de fsdp" in text
-    table = compare.tabulate([run(), run("diloco", 2, 2, exchange_s=None)])  # which measures none, whatever is run
+    table = compare.tabulate([run(), run("diloco", 2, 2, exchange_s=None)])  # diloco never measures its exchange
     assert table.models == {} and "Sin modelo: no hay ejecuciones de varios" in "\n".join(compare._lines(table))
     assert "no hay ejecuciones de varios procesos" in "\n".join(compare._lines(compare.tabulate([run()])))
     # One process's step stands in for the step without exchange, where batch and precision are the same.

@@ -112,7 +112,7 @@ def test_more_than_one_percent_of_damage_is_an_error(tmp_path):
 
 
 def test_the_file_to_mend_is_the_one_named_as_the_first(tmp_path):
-    """Of a folder, damage may become too much only in a later file."""
+    """In a folder, the damage may become too much only in a later file."""
     write(tmp_path / "a.txt", b"ca\xf1a\n" * 2)
     write(tmp_path / "b.jsonl", "roto\n" * 20)
     with pytest.raises(UserError, match=r"la primera: .*a\.txt, línea 1: .* corrija '.*a\.txt' o conviértalo a UTF-8,"):
@@ -138,7 +138,7 @@ def test_a_text_in_another_encoding_is_an_error_before_much_of_it_is_read(tmp_pa
 
 
 def test_a_byte_order_mark_is_one_at_the_beginning_of_a_line(tmp_path):
-    """As where files of Windows were put together in one."""
+    """As where several files from Windows were joined into one."""
     text = write(tmp_path / "d.txt", "\ufeffuno\r\n" * 3)
     records = write(tmp_path / "d.jsonl", '\ufeff{"text": "uno"}\r\n' * 3)
     assert documents(text) == ["uno\nuno\nuno"] and documents(records) == ["uno"] * 3

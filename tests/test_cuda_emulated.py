@@ -44,7 +44,7 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def half_precision(monkeypatch):
-    """What the tests of the CPU allow, and float16 besides."""
+    """The limits of the CPU's tests, with those of float16 added."""
     for tests in (test_norms, test_attention):
         monkeypatch.setitem(tests.LIMITS, HALF, 2e-3)
     for tests in (test_activation, test_rotary):
@@ -53,7 +53,7 @@ def half_precision(monkeypatch):
 
 
 def only(limits):
-    """Those of the dtypes that a GPU has kernels for."""
+    """The limits of the dtypes that a GPU has kernels for."""
     return {dtype: limits[dtype] for dtype in DTYPES}
 
 
@@ -93,7 +93,7 @@ def test_wide_and_unaligned_rows():
 
 
 def test_rows_of_several_warps_one_after_another():
-    """In backward a block has some at a time, which do not wait for one another, and others after them."""
+    """In backward a block has several rows at a time, which do not wait for one another, and others after them."""
     from aura.fused import norms
 
     for columns, dtype in ((776, FLOAT), (1032, HALF)):
@@ -102,7 +102,7 @@ def test_rows_of_several_warps_one_after_another():
 
 
 def test_partial_sums_of_a_card_with_more_multiprocessors_than_most(monkeypatch):
-    """More than are loaded together."""
+    """There are more of them than are loaded together."""
     from aura.fused import norms
 
     monkeypatch.setenv("AURA_EMULATED_MULTIPROCESSORS", "170")
@@ -170,7 +170,7 @@ def test_scores_that_rise_from_tile_to_tile(causal):
 
 
 def test_heads_whose_blocks_are_numbered_together():
-    """Half the emulated card's cache holds 5 of these: of 7 come 4 and then 3. And 2 of 2."""
+    """Half the emulated card's cache holds 5 of these heads: 7 come as 4 and then 3, and 2 together."""
     for batch, rows, heads in ((1, 150, 7), (1, 270, 2)):
         test_attention.agree(test_attention.qkv(batch, rows, heads, 32, BFLOAT16), causal=True)
 
@@ -199,7 +199,7 @@ def test_what_lies_in_padding_does_not_matter():
 @pytest.mark.parametrize("sm", ["86", "90"])
 @pytest.mark.parametrize("width", [40, 104])
 def test_what_lies_beside_a_head_does_not_matter(monkeypatch, width, sm):
-    """A head with fewer columns than the kernels' tiles: beyond is the next one, here of no numbers."""
+    """A head with fewer columns than the kernels' tiles: beyond them is the next head, here full of NaN."""
     monkeypatch.setenv("AURA_EMULATED_SM", sm)
     plain = test_attention.qkv(1, 150, 2, width, BFLOAT16)
     beside = [torch.cat((x, torch.full_like(x[:, :, :1], torch.nan)), 2)[:, :, :2] for x in plain]
@@ -208,7 +208,7 @@ def test_what_lies_beside_a_head_does_not_matter(monkeypatch, width, sm):
 
 
 def test_heads_that_do_not_begin_at_16_bytes_or_lie_too_far_apart():
-    """The kernels read 16 bytes at a time, and count within a tile in 32 bits: of these tensors, copies."""
+    """The kernels read 16 bytes at a time, and count within a tile in 32 bits: these tensors are copied for them."""
     plain = test_attention.qkv(2, 20, 3, 32, BFLOAT16)
     wide = [torch.cat((x, torch.zeros(2, 20, 3, 1, dtype=x.dtype)), -1)[..., :32] for x in plain]
     moved = [later(x.shape, x.dtype).copy_(x) for x in plain]
@@ -237,7 +237,7 @@ def test_bad_lengths_and_bounds_are_refused(lengths, bounds):
 @pytest.mark.parametrize("bounds", [[0, -1000, 500], [300, 500], [0, 400, 200, 500], [130, 140, 9000], [-5, 2**40],
                                     [500, 0], [0, 2**31 + 200, 2**33, 500]], ids=str)
 def test_wrong_bounds_on_a_gpu_stay_within_the_tensors(kernels, monkeypatch, bounds, sm):
-    """Nobody checks them there: they may give anything, but write nothing that is not the call's."""
+    """Nobody checks them there: results may be anything, but nothing may be written that is not the call's."""
     monkeypatch.setenv("AURA_EMULATED_SM", sm)
     rows, around, width = 500, 1200, 64
     memory = [torch.full((rows + 2 * around, each), 7.0, dtype=dtype) for each, dtype in
@@ -265,7 +265,7 @@ def test_what_the_kernels_do_not_take_is_refused():
 
 @pytest.fixture(params=["late", "copies"])
 def hopper(request, monkeypatch):
-    """A card of capability 9.0; what is asynchronous comes as late as it may, or copies as early."""
+    """A card of capability 9.0; what is asynchronous comes as late as it may, or copies come as early as they may."""
     monkeypatch.setenv("AURA_EMULATED_SM", "90")
     if request.param != "late":
         monkeypatch.setenv("AURA_EMULATED_EAGER", request.param)
@@ -336,7 +336,7 @@ def test_hopper_and_what_lies_beyond_a_sequence(hopper):
 
 
 def test_hopper_takes_what_tma_can_read_and_leaves_the_rest(monkeypatch):
-    """Whoever computes it, it is right; and what it is computed with shows in the last bits."""
+    """The result is right with either kernel; which one it was shows in the last bits."""
     def bits(sm, inputs, isa=""):
         monkeypatch.setenv("AURA_EMULATED_SM", sm)
         monkeypatch.setenv("AURA_CUDA_ISA", isa)
@@ -355,7 +355,7 @@ def test_hopper_takes_what_tma_can_read_and_leaves_the_rest(monkeypatch):
 
 
 def later(shape, dtype):
-    """Contiguous, and one element past an address of 16 bytes."""
+    """A contiguous tensor that begins one element after a multiple of 16 bytes."""
     size = torch.Size(shape).numel()
     return test_activation.normal((size + 1,), dtype)[1:].view(shape)
 

@@ -44,7 +44,7 @@ def test_the_toolkit_is_that_of_torch(nvcc, monkeypatch):
 
 
 def test_the_first_toolkit_that_fits_is_taken(nvcc, monkeypatch, tmp_path):
-    """That of PATH, which may be a script without headers beside it, of the usual folder, of pip's packages."""
+    """In this order: that of PATH, even a script without headers beside it, of the usual folder, of pip's packages."""
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.setenv("PATH", f"{nvcc.parent}:/usr/bin:/bin")
     usual, site = tmp_path / "usual", tmp_path / "site-packages"
@@ -67,7 +67,7 @@ def test_only_for_the_card_that_is_here(capability, name):
 
 
 def test_every_source_is_built_and_linked(nvcc, tmp_path):
-    """By ninja's own reading of the file, paths with spaces and all."""
+    """As ninja itself reads the file, with spaces in paths."""
     rules = cuda_extension.ninja_file(nvcc, extension.find_compiler(), (8, 6))
     (tmp_path / "build.ninja").write_text(rules)
     told = subprocess.run([extension._ninja(), "-n", "-v"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
@@ -118,7 +118,7 @@ def test_instructions_that_are_none_are_said(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_what_goes_to_our_kernels(monkeypatch, dtype):
-    """By tensors without memory: on a GPU every operation but attention takes these dtypes."""
+    """Shown with tensors without memory: on a GPU every operation but attention takes these dtypes."""
     if not extension.has_ops(extension.load()):
         pytest.skip(extension.status())
     seen = set()

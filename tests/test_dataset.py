@@ -135,7 +135,7 @@ def test_how_much_is_kept_for_validation_where_not_every_document_is_looked_at(s
 
 
 def test_where_a_document_falls_never_changes():
-    """Or what one preparation keeps for validation, another would train on."""
+    """Otherwise what one preparation keeps for validation, another would train on."""
     assert dataset.document_share("adiós") == pytest.approx(0.5392837754307496, abs=1e-15)
     few = SimpleNamespace(total_bytes=9, documents=lambda: iter(["a", "b", "c", "c", "hola"]))
     for fraction, wanted in ((None, "c"), (0.4, "ac"), (0.999, "abc")):

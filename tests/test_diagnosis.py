@@ -61,7 +61,7 @@ def judge(beats=(), samples=None, **values):
 
 
 def only(found, kind, *pieces):
-    """There is one finding; it is of that kind and its line holds the pieces."""
+    """There is just one finding; it is of that kind, and its line holds the pieces."""
     assert [finding.kind for finding in found] == [kind], found
     for piece in pieces:
         assert piece in found[0].line(), found[0].line()

@@ -59,7 +59,7 @@ def flat(module):
 
 
 def gradient(weights, rank, step):
-    """What a rank learns in a step: every rank wants to go somewhere else, with noise."""
+    """A rank's gradient in a step: every rank is drawn to a different place, with noise."""
     return weights - rank + torch.randn(len(weights), generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
@@ -96,8 +96,8 @@ def train(dist, every):
 
 
 def drift(dist):
-    """How far the agreed weights have come after 100 agreements in which each rank asked for less than a step of the
-    8 bits in every second."""
+    """How far the agreed weights have come after 100 agreements in which each rank asked, for every second weight, for
+    less than one step of the 8 bits."""
     module = torch.nn.Linear(2, dist.world_size, bias=False)
     with torch.no_grad():
         module.weight.zero_()
@@ -130,8 +130,8 @@ def spoilt(dist):
 
 
 def nobody(dist):
-    """The mean where no rank has anything finite to say, what is owed then by one who owed 0.3 before, and what left
-    this rank: (number of the group, bytes to each rank)."""
+    """The mean where no rank's values are finite, what a rank that owed 0.3 before owes then, and what left this rank:
+    (number of the group, bytes to each rank)."""
     sent, scatter, groups = [], c10d.all_to_all_single, averaging.connect(60)
     c10d.all_to_all_single = lambda into, data, to_me, to_others, group, **more: (
         sent.append((groups.index(group), to_others)), scatter(into, data, to_me, to_others, group=group, **more))[1]
@@ -170,8 +170,8 @@ def settled(dist):
 
 
 def slower(dist):
-    """The steps that are known where the other ranks take a little less than the time-out for each: what a fast one
-    sends is taken by them some steps later."""
+    """The steps that are known where the other ranks take a little less than the time-out for each: they take what a
+    fast one sends only some steps later."""
     synced, known = DiLoCo(dataclasses.replace(dist, timeout=3.0), layers(), 20), []
     for step in range(1, 5):
         if not dist.main:
@@ -445,7 +445,7 @@ def test_a_rank_sends_as_many_bytes_as_a_ring_would(runs, size):
 
 @pytest.mark.parametrize("size", CASES)
 def test_the_two_directions_between_ranks_have_a_connection_each(runs, size):
-    """On one, what a rank asks the other to send would wait behind what it sends itself."""
+    """With one for both, what the other sends back would wait behind what this rank sends itself."""
     for number, rank in enumerate(runs[size]):
         for group, to_others in rank["nobody"]["sent"]:
             assert not any(count for other, count in enumerate(to_others) if (other > number) != (group == 0))

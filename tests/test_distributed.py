@@ -53,7 +53,7 @@ def test_by_hand_two_processes_add_up(tmp_path):
 
 @pytest.mark.parametrize("late", [False, True], ids=["together", "rank 0 joins last"])
 def test_processes_started_with_different_options_say_so_and_end(tmp_path, late):
-    """As when they are typed on two machines: nothing is trained, and nobody waits for the other."""
+    """As happens when they are typed on two machines: nothing is trained, and neither waits for the other."""
     path = program(tmp_path, "print('entra')")
     rank = 'int(os.environ["RANK"])'
     if late:  # and has seen all that is wrong before rank 1 looks again
@@ -307,7 +307,7 @@ def test_who_is_left_when_a_rank_has_said_why_it_failed():
 
 
 def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_path, monkeypatch):
-    """The last of three ranks, of which the second lacks them."""
+    """It is the last of three ranks, of which the second lacks them."""
     meta, done = {"name": "libro", "sha256": "1", "splits": {}}, []
     monkeypatch.setattr(c10d, "new_group", lambda ranks, **_: done.append(ranks))
     monkeypatch.setattr(share, "_has_intact", lambda *_: True)
@@ -329,7 +329,7 @@ def test_who_has_no_room_for_the_data_is_told_the_way_out(tmp_path, monkeypatch)
 
 
 def test_copies_of_one_virtual_machine_are_two_machines(tmp_path, monkeypatch):
-    """Of one name, and with the same numbers on their disks."""
+    """They have one name, and the same numbers on their disks."""
     assert share.boot()
     monkeypatch.setattr(share, "boot", lambda: "another")
     there = share._place(tmp_path)
@@ -364,7 +364,7 @@ dist.barrier()
 
 
 def test_who_waits_for_the_first_rank_is_told_why_it_left(tmp_path):
-    """And not that the network is down, though the store goes with it."""
+    """And not told that the network is down, though the store goes with that rank."""
     path = program(tmp_path, """
 if dist.main:
     raise UserError("la carpeta está ocupada")
@@ -377,7 +377,7 @@ dist.run_on_main(lambda: 1)
 @pytest.mark.parametrize(("busy", "killed", "named"), [
     ({1, 2}, True, "no contesta el rango 1 "), ({2}, False, "no ha llegado a este punto el rango 2 ")])
 def test_a_rank_at_work_is_not_taken_for_the_one_that_is_gone(tmp_path, busy, killed, named):
-    """Rank 2 computes on for longer than anybody waits for an answer; where nobody is gone, it is who is waited for."""
+    """Rank 2 computes for longer than anybody waits for an answer; where no rank is gone, it is named as waited for."""
     path = program(tmp_path, f"""
 import time
 dist.print_each("dentro")
@@ -411,7 +411,7 @@ dist.run_on_main(lambda: time.sleep(100))
 
 
 def test_a_first_rank_that_is_killed_is_told_though_torchrun_keeps_the_store(tmp_path):
-    """Whose SIGTERM the others hold for the wish to stop in order, and whose SIGKILL comes 30 s later."""
+    """torchrun sends the others SIGTERM, which they take for a request to stop in order, and SIGKILL 30 s later."""
     body = """
 from aura.signals import orderly_stop
 with orderly_stop():
@@ -422,7 +422,7 @@ with orderly_stop():
 
 
 def test_gradients_add_up_in_the_same_order_from_the_first_step(tmp_path):
-    """Of three ranks and more the order is seen in the rounding: else no run would go on bit for bit."""
+    """With three ranks or more the rounding depends on the order: if that changed, no run would resume bit for bit."""
     body = """import copy
 
 def gradients(model, step):
@@ -456,7 +456,7 @@ name_threads()"""
 
 
 def test_a_model_that_outlives_its_group_is_freed(tmp_path):
-    """A thread of gloo's may still need the GIL for what it sent, and who frees the group waits for that thread."""
+    """A thread of gloo's may still need the GIL for what it sent, and whoever frees the group waits for that thread."""
     code, output = run(["-c", """import torch
 from torch import distributed as c10d
 from aura.distributed import Session

@@ -79,7 +79,7 @@ def test_one_odd_rank_is_named_and_nothing_else(changes, kind, who, text):
 
 
 def test_what_is_no_trouble():
-    """Ranks alike; none has data but one; other cores, less space where nothing is saved, folders that are shared."""
+    """Equal ranks; data on one alone; different cores; less space where nothing is saved; shared folders."""
     healthy = {rank: fact(rank) for rank in range(4)}
     healthy[1]["data"] = healthy[2]["data"] = None
     healthy[3]["processor"] = {"name": "y", "cores": 2, "threads": 2, "nice": 0}
@@ -174,7 +174,7 @@ def test_a_busy_neighbour_makes_a_rank_slow_and_is_the_reason(monkeypatch):
     loop = f"import os; os.sched_setaffinity(0, [{core}])\nprint(flush=True)\nwhile True: pass"
     os.sched_setaffinity(0, [core])
     try:
-        with monkeypatch.context() as patch:  # the time it has the core: as if alone, whoever else is busy there
+        with monkeypatch.context() as patch:  # CPU time instead: as if alone, whoever else is busy on the core
             patch.setattr(forecast, "time", SimpleNamespace(perf_counter=time.process_time))
             alone = forecast.compute_speed(torch.device("cpu"))
         with ExitStack() as stack:
@@ -250,7 +250,7 @@ def full_disk(tmp_path):
 
 
 def test_two_healthy_ranks(tmp_path, data):
-    """Only rank 1 lacks data; the JSON is all that stdout holds, of which stderr is no part here."""
+    """Only rank 1 lacks data. stdout, here without stderr, holds nothing but the JSON."""
     port = free_port()
     with ExitStack() as stack:
         launched = []
@@ -313,7 +313,7 @@ def test_another_number_of_processes_is_named_at_once(tmp_path, sizes, ranks):
             if rank == 1 and len(ranks) == 3:
                 backend.connect_store(SimpleNamespace(master_addr="127.0.0.1", master_port=port, rank=2),
                                       60).wait(["joined/2"])
-                os.kill(launched[2].child.pid, signal.SIGSTOP)  # slow to read why, it is waited for
+                os.kill(launched[2].child.pid, signal.SIGSTOP)  # it reads the reason late, and the others wait for it
             launched[rank] = stack.enter_context(Process(
                 [DOCTOR, "--full", "--timeout", 200], tmp_path, RANK=rank, LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
                 WORLD_SIZE=sizes[min(rank, 1)], MASTER_PORT=port))

@@ -44,7 +44,7 @@ def strings(count, alphabet=ALPHABET, longest=25):
 
 
 def rich_text():
-    """corpus_text with words that repeat themselves: there alone the order of equal merges matters."""
+    """corpus_text with words that repeat themselves: only in these the order of equal merges matters."""
     odd = ["banana banana ananas", "jajaja jajajaja", "====== ==== ==", "-- --- ----", "... ..... ......",
            "1000000 5000", "cocorococo tarara lalala", "anana nanana"]
     return corpus_text(4) + "\n" + "\n".join(itertools.chain.from_iterable([line] * 40 for line in odd))
@@ -62,7 +62,8 @@ def exported(tokenizer, directory, note=print):
 
 
 def assert_equal(ours, theirs, texts, ties=0):
-    """The same ids and the same text back; in `ties` texts at most another division of the very same score."""
+    """The same ids, and the same text back; at most `ties` texts may be divided differently, with the very same
+    score."""
     scores = [piece.score for piece in sentencepiece_model_pb2.ModelProto.FromString(ours.model).pieces]
     for text in texts:
         ids, found = ours.encode(text), theirs.encode(text).ids
@@ -167,7 +168,7 @@ def test_what_the_format_cannot_say_is_not_written(options, why, tmp_path):
 
 
 def random_model(proto, dice):
-    """`proto` with pieces that no training would choose, over few letters and at random scores."""
+    """`proto` with pieces that no training would choose: over few letters and with random scores."""
     made = sentencepiece_model_pb2.ModelProto.FromString(proto)
     others = [piece for piece in made.pieces if piece.type != sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL]
     del made.pieces[:]
@@ -465,7 +466,7 @@ def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkey
     (lambda path: path.unlink(), "no está"), (lambda path: path.write_bytes(b""), "no es el suyo, o está dañado"),
     (lambda path: path.write_bytes(path.read_bytes() + b"\x18\x00"), "no es el suyo, o está dañado")])
 def test_a_model_beside_another_tokenizer_writes_nothing(model, tokenizer, tmp_path, monkeypatch, damage, why):
-    """The last one still loads, as that of another training does: the text would be nonsense."""
+    """In the last case it still loads, like that of another training, and the text would be nonsense."""
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     damage(path.with_suffix(".tokenizer.model"))
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])

@@ -57,7 +57,7 @@ def test_unwritable_places_are_named_with_the_flag(tmp_path):
 
 
 def test_a_folder_that_may_be_written_into_but_not_read_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    """What the system does to anyone but root, once hours of training are to be kept there."""
+    """The system would refuse to anyone but root, after hours of training that are to be saved there."""
     real = os.open
 
     def denied(path, how, *rest, **options):
@@ -102,7 +102,7 @@ def test_a_lock_whose_holder_has_just_removed_it_is_not_taken(tmp_path, monkeypa
 
 
 def opened_below(folder):
-    """Of what this process has open, what lies in `folder`: other tests of this process have files of their own."""
+    """The files in `folder` that this process has open: other tests in this process have files of their own."""
     paths = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

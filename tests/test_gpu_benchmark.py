@@ -126,7 +126,8 @@ def test_ours_without_a_peer_is_a_table_too(gpu):
 
 
 def test_more_compiled_cases_than_one_function_may_have(gpu, gpu_cases, gpu_measure, measured, monkeypatch):
-    """Their closures share one piece of code, of which torch compiles eight; and backward goes over a forward again."""
+    """Their closures share one code object, of which torch compiles eight at most; and backward repeats over a
+    forward."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(gpu_cases, "ours", lambda run: gpu_cases.Contestant("ours", run, lambda: ops.using("fused")))
     makers = [functools.partial(gpu_cases.activation_case, "swiglu", 8, 8 * columns, torch.bfloat16, "cpu")
@@ -146,7 +147,7 @@ def test_more_compiled_cases_than_one_function_may_have(gpu, gpu_cases, gpu_meas
 
 
 def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu_measure, monkeypatch):
-    """Else the time of short kernels would be Python's."""
+    """Otherwise the time measured for short kernels would be Python's."""
     done, now = [], [0.0]
 
     def call():
@@ -170,7 +171,7 @@ def test_a_sample_waits_in_the_queue_until_it_is_whole(gpu_measure, monkeypatch)
     assert done == ["call", done[1], "event", *["call"] * 10, "event"]
     assert 10 * 1e-3 < done[1] / gpu_measure.CLOCK_HZ < gpu_measure.MOST_PAUSE_S
     done.clear()
-    clock(call, 1)  # as long as that there is nothing to wait for, nor time to lose
+    clock(call, 1)  # for a single long call there is nothing to wait for, nor time to lose
     assert done == ["event", "call", "event"]
     done.clear()
     clock(call, 5000)
@@ -210,7 +211,7 @@ def test_small_copies_go_around_among_more_than_the_cache_holds(gpu_measure, mon
 
 @pytest.mark.parametrize("share, sets", [(0.0, 1), (0.4, 1), (0.6, 2), (2.5, 5)])
 def test_what_a_call_reads_and_writes_has_left_the_cache(gpu_cases, gpu_measure, monkeypatch, share, sets):
-    """share: of the inputs, how much the card's cache holds."""
+    """share: how much of the inputs the card's cache holds."""
     case = on_the_cpu(gpu_cases.activation_case("swiglu", 8, 40, torch.bfloat16, "cpu", compiled=False))
     (x,), read, wrote = case.inputs, [], []
     monkeypatch.setattr(gpu_measure, "cache_bytes", lambda device: int(share * x.nbytes))
@@ -291,7 +292,7 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases
         for direction in case.work:
             samples = {contestant.name: [1.0 if contestant.name == "ours" else 2.0] for contestant in case.contestants}
             rows += gpu_measure.rows_of(case, direction, samples, None, {"copy": 1e9, "matmul": 1e9})
-        if case.op != "cross_entropy":  # whose case has the logits, and not what they are made of
+        if case.op != "cross_entropy":  # its case has the logits, and not what they are computed from
             case.contestants = case.contestants[:1]
             gpu_measure.calls(case, gpu_cases.BACKWARD)
     hidden, weight = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(41, 16, dtype=torch.bfloat16)

@@ -1,5 +1,5 @@
-"""tests/gpu/sanitize.py without a card: what it says is missing, and what it does with a compute-sanitizer that is a
-stand-in."""
+"""tests/gpu/sanitize.py without a card: what it says is missing, and what it does with a stand-in for
+compute-sanitizer."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""The command lines of tests/gpu, which a machine without a card would never try: each by its script's own parser, and
-one of them to its end."""
+"""The command lines of tests/gpu, which a machine without a card would never try: each is parsed by its own script, and
+one runs to its end."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ COMPILE = torch.compile
 
 @pytest.fixture(autouse=True)
 def quick_compiler(monkeypatch):
-    """torch.compile without its generated code, of which a test would wait for a C++ compiler."""
+    """torch.compile without generated code, for which a test would have to wait for a C++ compiler."""
     monkeypatch.setattr(torch, "compile", functools.partial(COMPILE, backend="aot_eager"))
     yield
     torch.compiler.reset()
@@ -97,7 +97,7 @@ def test_gpt2_comes_first_and_large_models_take_few_rounds(gpu, gpu_measure, gpu
 
 
 def test_gpt2_is_raced_in_every_way_and_against_nanogpt(gpu_cases, gpu_steps, ran, monkeypatch, capsys):
-    """Whose model is left out where it computes something else."""
+    """nanoGPT's model is left out where it computes something else."""
     monkeypatch.setattr(gpu_steps.train_step, "CONFIG", GPT)
     monkeypatch.setattr(gpu_steps, "STEP_BATCH", 2)
     monkeypatch.setattr(gpu_steps, "STEP_LENGTH", GPT.seq_len)
@@ -138,7 +138,7 @@ def test_the_memory_of_a_way_is_the_peak_of_its_own_samples(gpu_measure, gpu_ste
 
 
 def test_a_step_is_all_micro_batches_of_the_preset(gpu_steps):
-    """The gradient of their mean, of which each was computed for itself."""
+    """Its gradient is that of their mean, each computed by itself."""
     training = next(makers(gpu_steps))()
     contestant, seen = gpu_steps.train_step.Contestant("ours", training.model, None, training.loss), []
     contestant.loss = lambda model, batch: seen.append(tuple(batch.shape)) or training.loss(model, batch)
@@ -169,7 +169,7 @@ def test_each_way_runs_what_it_says_in_one_model(gpu_cases, gpu_steps, ran, kind
 @pytest.mark.parametrize(("compiled", "ours", "beside"), [(1.0, 1.0, ("ours, eager", 3.0)),
                                                           (5.0, 3.0, ("ours, torch.compile", 5.0))])
 def test_ours_is_what_is_faster_and_the_other_stands_beside(gpu_measure, gpu_steps, ran, compiled, ours, beside):
-    """By times that tell who is who."""
+    """Times show which one is which."""
     ms = {False: {"fused": 3.0, "sdpa": 4.0}, True: {"fused": compiled, "sdpa": 2.0}}
 
     def clock(call, times):
@@ -213,7 +213,7 @@ def test_who_cannot_be_compiled_is_told_and_left_out(gpu_measure, gpu_steps, cap
 
 
 def test_a_kernel_that_hangs_ends_the_benchmark(tmp_path):
-    """While it does, Python stands in a call that no signal gets it out of."""
+    """While it hangs, Python is inside a call that no signal interrupts."""
     program = tmp_path / "hang.py"
     program.write_text(f"""
 import ctypes, sys

@@ -32,7 +32,7 @@ def gradients(rank, seed=0):
 
 
 def wide(rank):
-    """Of very different sizes: next to the large ones float16 keeps one digit of the small ones."""
+    """Values of very different sizes: beside the large ones, float16 keeps one digit of the small ones."""
     found = [1e-5 * part for part in gradients(rank)]
     for part in found:
         part[0] = 1000.0
@@ -75,7 +75,7 @@ def accumulated(dist):
 
 
 def incomplete(dist):
-    """The loss depends nowhere on the fourth part, and on rank 1 alone on the second."""
+    """The loss depends on the fourth part on no rank, and on the second on rank 1 alone."""
     model, part = Halved(Weights(), dist), gradients(dist.rank)
     part[3] = None
     if dist.rank == 0:
@@ -127,7 +127,7 @@ def runs(tmp_path_factory):
 
 
 def test_a_scale_is_the_power_of_two_by_the_bits_alone():
-    """A logarithm is off by one power next to some of them, and not on every device next to the same."""
+    """Next to some powers a logarithm is off by one, and which ones these are differs between devices."""
     before = torch.tensor(3.0)
     for power in range(-100, 127):
         just = torch.tensor(2.0**power)

@@ -126,7 +126,7 @@ def total(window):
 
 
 def least(windows, name):
-    """The least of one time, which busy neighbours have not made longer."""
+    """The least value of one time: the one that busy neighbours have lengthened least."""
     return min(window[name] for window in windows)
 
 

@@ -161,7 +161,7 @@ def test_bad_input_is_one_line_with_the_way_out(main, options, pieces):
 
 def test_a_script_that_may_not_be_read_is_one_line(main, monkeypatch):
     with pytest.raises(UserError, match="^--script 'aaa.*': no se puede leer .el nombre es demasiado largo."):
-        main("--script", "a" * 300, "--cpu", 1)  # as in a folder that one may not enter, but for root
+        main("--script", "a" * 300, "--cpu", 1)  # as anyone but root gets in a folder that one may not enter
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match="^--script 'hola mundo.py': no se puede leer .permiso denegado.; compruebe"):
         main("--script", "hola mundo.py", "--cpu", 1)
@@ -253,7 +253,7 @@ def test_a_signal_saves_and_ends_with_its_code(tmp_path, data):
 
 @pytest.mark.parametrize("number, to", [(signal.SIGINT, "the launcher"), (signal.SIGTERM, "one rank")])
 def test_other_signals_too_whoever_gets_them(tmp_path, number, to):
-    """A script that stops as loop.train does: what one rank hears, all act on, and rank 0 saves a while longer."""
+    """A script that stops as loop.train does: all ranks act on what one hears, and rank 0 saves a while longer."""
     body = ("from aura.signals import orderly_stop\n"
             "with orderly_stop() as request:\n"
             "    print('listo')\n"
@@ -399,7 +399,7 @@ def test_whoever_is_killed_the_script_saves_and_ends(tmp_path, victim):
 
 
 def test_a_rank_that_hangs_does_not_outlive_the_process_beside_it(tmp_path):
-    """torchrun kills that one when it does not end, and the rank itself hears no SIGTERM: it would keep its card."""
+    """When the latter does not end, torchrun kills it, and the rank itself gets no SIGTERM: it would keep its card."""
     body = ("from types import SimpleNamespace\nfrom aura import distributed\n"
             "with distributed.session(SimpleNamespace(backend='gloo', dist_timeout=60.0, distributed=True)):\n"
             "    print('listo')\n    os.kill(os.getpid(), signal.SIGSTOP) if rank else time.sleep(60)")
@@ -432,7 +432,7 @@ def test_what_a_process_leaves_running_dies_with_it(tmp_path):
 
 
 def test_where_the_system_tells_no_child_of_its_parent(monkeypatch):
-    """Windows, where there is no library of the process to load."""
+    """As on Windows, where the process has no C library to load."""
     monkeypatch.setattr(signals.sys, "platform", "win32")
     monkeypatch.setattr(signals.ctypes, "CDLL", None)
     signals.die_with_parent(signal.SIGTERM, os.getppid())()

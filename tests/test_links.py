@@ -122,7 +122,7 @@ def test_a_machine_that_stops_answering_is_silent_and_the_others_go_on(monkeypat
 
 
 def test_a_direction_in_which_too_little_was_sent_is_measured_again(monkeypatch):
-    """It may be the one that loses; the other, which loses nothing, does not speak for it."""
+    """It may be the one that loses packets; the other, which loses none, says nothing about it."""
     monkeypatch.setattr(links, "PAIR_SECONDS", 5)
     said = [{"rate": 1e8, "retransmitted": 0.0, "rtt": 1e-5, "offset": 0.0, "uncertainty": 1e-5}] * 2
     said += [{"rate": 1e8, "retransmitted": share} for share in (None, 0.02)]
@@ -142,7 +142,7 @@ def test_one_machine_alone_measures_nothing():
 
 
 def test_who_leads_leaves_when_all_have_read():
-    """It may take the store along."""
+    """When it leaves it may take the store along."""
     assert survey_in_threads(["127.0.0.1"] * 3, [0, 1, 2])["read"] == [1, 2]
 
 

@@ -222,7 +222,7 @@ def test_a_stop_asked_for_in_an_evaluation_leaves_it_to_the_next_start(tmp_path,
     assert [row["val_loss"] for row in report.read_table(tmp_path / "a" / "train.csv")] == ["", "", ""]
     words, other = {"eval_interval": 3, "max_steps": steps}, {"evaluate": lambda request: {"val_loss": 0.5}}
     whole = Run(folder(tmp_path, "b"), shards, **words).go(**other)
-    for _ in range(2):  # a checkpoint that knows of no evaluation may be gone on from twice
+    for _ in range(2):  # a checkpoint without an evaluation may be resumed twice
         rest = Run(tmp_path / "a", shards, **words).go(resume=True, **other)
         assert rest.result[1] == 0
         rows, all_rows = (report.read_table(tmp_path / name / "train.csv") for name in "ab")
@@ -252,7 +252,7 @@ def test_accumulation_equals_one_large_batch(tmp_path, shards):
 
 
 def test_all_time_counts(tmp_path, shards, monkeypatch):
-    """That of a sample as well, which is no part of a step: it is paid for."""
+    """The time for a sample too, which belongs to no step: it is paid for all the same."""
     real, spent = time.perf_counter, [0.0]
     monkeypatch.setattr(loop.time, "perf_counter", lambda: real() + sum(spent))
     run = Run(folder(tmp_path, "a"), shards).go(sample=lambda step: spent.append(100.0))
@@ -279,7 +279,7 @@ def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_w
 
 @pytest.mark.parametrize("step, kept", [(5, False), (6, True)])
 def test_nan_past_the_middle_before_any_checkpoint_keeps_what_has_been_learnt(tmp_path, shards, step, kept):
-    """Of fresh weights nobody wants the model when fewer steps are left than they had."""
+    """Nobody wants a model begun anew with fewer steps left than this one has had."""
     how = {"max_steps": 10, "checkpoint_freq": 0, "ema": 0.5}
     run = Run(folder(tmp_path, "a"), shards, spoil={2 * step}, **how).go()
     skipped = Run(folder(tmp_path, "b"), shards, spoil={2 * step}, nan_policy="skip", **how).go()

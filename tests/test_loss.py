@@ -37,7 +37,7 @@ def linear_cross_entropy(hidden, weight, targets):
 
 
 def reference(hidden, weight, targets):
-    """torch's, in the dtype given; float16 and bfloat16 logits are taken to float32."""
+    """torch's version, in the dtype given; float16 and bfloat16 logits are widened to float32."""
     logits = F.linear(hidden, weight)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
@@ -218,7 +218,7 @@ def test_nothing_to_count():
 
 
 def test_backward_twice_and_a_tied_weight():
-    """What backward hands out is nobody else's: neither a second backward nor .grad may be changed by it."""
+    """What backward returns is shared with nobody: changing it changes neither a second backward nor .grad."""
     hidden, weight, targets = example(9, 11)
     value = linear_cross_entropy(hidden, weight, targets) * 0.25
     value.backward(retain_graph=True)

@@ -260,7 +260,7 @@ def test_bad_arguments_end_with_one_line(tmp_path):
 
 
 def test_ctrl_c(main, monkeypatch):
-    """The end of what has no other; of what has, an interruption."""
+    """It ends well what has no other end, and interrupts what has one."""
     def interrupt(*_):
         raise KeyboardInterrupt
 

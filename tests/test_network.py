@@ -70,7 +70,7 @@ def test_a_machine_cut_off_in_the_middle_ends_the_others_in_time(folders):
 
 @pytest.mark.parametrize("rank, said", [(0, "no se pudo llegar al rango 0"), (1, "no hay camino hasta esa dirección")])
 def test_a_machine_with_no_network_at_all_says_so_in_its_time(tmp_path, rank, said):
-    """Not even loopback: the store that torch tries itself out with would wait for five minutes."""
+    """Not even loopback: the store with which torch tests itself would wait for five minutes."""
     with Switch(1) as switch:
         for link in ("lo", "eth0"):
             ip("-n", switch.hosts[0], "link", "set", link, "down")

@@ -16,7 +16,7 @@ KINDS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 WIDTHS = (1, 7, 40, 65, 768, 1000)
 # Dtypes of x, residual, weight.
 DTYPES = ((FLOAT,) * 3, (BFLOAT16,) * 3, (BFLOAT16, BFLOAT16, FLOAT), (BFLOAT16, FLOAT, FLOAT), (DOUBLE,) * 3)
-# Of the largest value of a tensor. In bfloat16 it is the outputs that are rounded.
+# Relative to the largest value of a tensor. In bfloat16 it is the outputs that are rounded.
 LIMITS = {FLOAT: 2e-6, BFLOAT16: 1e-2, DOUBLE: 1e-14}
 
 
@@ -97,7 +97,7 @@ def called(norms, kind, operands, **options):
 
 
 def compare(norms, kind, operands, eps=1e-5, keep=1.0, **options):
-    """Outputs and all gradients against the formula in float64, where the operands are."""
+    """Outputs and all gradients against the formula in float64, on the operands' device."""
     exact = [x.detach().double().requires_grad_() for x in operands]
     outputs, wanted = called(norms, kind, operands, eps=eps, **options), formula(kind, exact, eps, keep)
     assert outputs[0].dtype == operands[1 if kind.startswith("add") and not options.get("like_x") else 0].dtype

@@ -1,4 +1,4 @@
-"""The fronts of aura.ops: whoever carries an operation out, the result is the same; what is said when nobody can."""
+"""The fronts of aura.ops: the same result whoever carries an operation out, and what is said when nobody can."""
 
 import math
 from functools import partial
@@ -63,7 +63,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _restored():
-    """The choice is a module's variable: what a test sets does not reach the next."""
+    """The choice is a module's variable: what one test sets must not reach the next."""
     with ops.using("reference"):
         yield
 
@@ -171,7 +171,7 @@ class Noted(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", CASES)
 def test_backward_makes_no_zeros_for_what_has_no_gradient(fused, name):
-    """As statistics of rows have none: on a GPU a kernel for each, as long as a short norm's."""
+    """Statistics of rows have no gradient: on a GPU, zeros for each would be a kernel as long as a short norm's."""
     function, shapes = CASES[name]
     with ops.using("fused"):
         out = function(*(x.requires_grad_() for x in drawn(shapes)))
@@ -182,7 +182,7 @@ def test_backward_makes_no_zeros_for_what_has_no_gradient(fused, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_leaves_nothing_behind(fused, name):
-    """It ends the second forward by an exception while tensors are being saved, once it has all that it needs."""
+    """Once it has all that it needs, it ends the second forward by an exception, while tensors are being saved."""
     function, shapes = CASES[name]
     inputs = [x.requires_grad_() for x in drawn(shapes)]
     found = torch.zeros(())
@@ -396,7 +396,7 @@ def test_a_gpu_has_so_many_rows_of_logits_at_a_time():
 
 @pytest.mark.parametrize("name", [name for name, (_, shapes) in CASES.items() if len(shapes) > 1])
 def test_a_tensor_without_data_beside_others_is_refused(fused, name):
-    """What of a model nobody has given its weights; the result would be memory as it was."""
+    """It is part of a model that has not been given its weights; the result would be uninitialised memory."""
     function, shapes = CASES[name]
     for without in range(1, len(shapes)):
         inputs = [torch.randn(shape, device="meta" if i == without else "cpu") for i, shape in enumerate(shapes)]

@@ -106,7 +106,8 @@ def test_the_sizes_of_the_loss_are_those_of_the_kernels():
 
 
 def test_on_a_card_the_fused_loss_makes_no_products_of_16_bits(monkeypatch):
-    """There aura/fused/loss.py adds to the float32 gradient of the head, on the CPU by way of a part in 16 bits."""
+    """There aura/fused/loss.py adds to the head's float32 gradient directly; on the CPU, by way of a part in 16
+    bits."""
     monkeypatch.setattr(plan, "_emulates_bfloat16", lambda: False)
     on_cpu = plan.Job(BILLIONS, 8, 1, False, "bf16", "adamw", "cpu", fused=True)
     sizes = [plan.phases(wanted)["loss"]["loss"]

@@ -69,7 +69,7 @@ def inputs(device="cpu"):
 
 
 def trained(module, step=products.step, adding=True, dtype=torch.bfloat16):
-    """Outputs and gradients of the inputs, with those of module's parameters there."""
+    """Outputs and gradients of the inputs; those of the parameters are in `module`."""
     found, device = [], module.weight.device.type
     with step(), products.adding(adding):
         for x, dy in inputs(device):
@@ -86,7 +86,7 @@ def error(gradient, exact):
 
 
 def check_sums(adding, bias, limit, device="cpu", dtype=torch.bfloat16):
-    """Those of torch, but nearer to the exact sums: within `limit`."""
+    """The same as torch's, but nearer to the exact sums: within `limit`."""
     ours, theirs = layer(bias, device), layer(bias, device)
     found = trained(ours, adding=adding, dtype=dtype)
     wanted = trained(theirs, contextlib.nullcontext, dtype=dtype)
@@ -116,7 +116,7 @@ def test_autograd_sees_the_gradient_where_it_is_not_added(adding):
 
 
 class Waiting(products.Linear):
-    """As DistributedDataParallel, it waits for gradients but in no_sync()."""
+    """Like DistributedDataParallel, it waits for gradients except in no_sync()."""
 
     no_sync = staticmethod(contextlib.nullcontext)
 
@@ -192,7 +192,7 @@ HRM = hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_e
 @pytest.mark.parametrize(("model", "again"), [
     (GPT, False), (GPT, "full"), (GPT, "selective"), (HRM, False), (HRM, True)])
 def test_models_have_the_gradients_of_torch(model, again):
-    """Blocks computed again, and of an HRM weights that several passes share, some of them without gradients."""
+    """With blocks computed again and, in an HRM, weights that several passes share, some of them without gradients."""
     model.init_weights(1).train()
     model.grad_checkpointing = again
     generator = torch.Generator().manual_seed(0)
@@ -226,8 +226,8 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize(("model", "mode", "products_again"), [
     (GPT, "full", 3 * 3), (GPT, "selective", 3), (HRM, True, 10 * 3)])
 def test_the_last_product_of_a_block_is_not_computed_again(model, mode, products_again, step):
-    """Of a block's four, of an MLP's two; its result is the next block's to add. Gradients flow through an HRM's two
-    blocks in each of five passes."""
+    """The last of a block's four, or of an MLP's two: only the next block adds its result. Gradients flow through an
+    HRM's two blocks in each of five passes."""
     model.init_weights(1).train()
     tokens, counts = torch.randint(101, (3, 18)), []
     for again in (False, mode):

@@ -18,7 +18,7 @@ from tests.support import ROOT, environment
 
 JOB = ROOT / "distributed.slurm"
 STEPS = 200  # so many that a signal arrives before the last one
-# A script without torch, for what does not depend on training: it takes its time, and saves a while when it must stop.
+# A script without torch, for what does not depend on training: it takes its time, and saves for a while on a signal.
 WAITING = """
 import os, signal, sys, time
 def stop(number, _):
@@ -100,8 +100,8 @@ def stopped_and_resumed(log):
 
 @pytest.mark.usefixtures("overdue")
 def test_two_nodes_train_with_both_strategies_and_come_back(cluster, data, tmp_path):
-    """DDP: the time limit's signal, then to its end. FSDP: put back by an administrator, then a rank is killed. What is
-    done to a job is done as soon as it trains: it is over in seconds. One may wait in the queue while the other trains.
+    """DDP: the time limit's signal, then to its end. FSDP: requeued by an administrator, then a rank is killed. What is
+    done to a job is done as soon as it trains, as it is over in seconds. One may queue while the other trains.
     """
     ddp, ddp_log = train(cluster, tmp_path / "ddp", data, "ddp")
     wait_for(ddp_log, "paso 1/")
@@ -140,7 +140,7 @@ def test_bad_input_is_said_and_does_not_come_back(cluster, tmp_path):
 
 
 def test_a_node_that_fails_brings_the_job_back_and_scancel_does_not(cluster, tmp_path):
-    """Both are heard, and leave time to save."""
+    """The script hears of either, and has time to save."""
     (tmp_path / "espera.py").write_text(WAITING)
     job = cluster.submit("--nodes=2", "--gpus-per-node=2", JOB, cwd=tmp_path, SCRIPT="espera.py", PYTHON=sys.executable)
     log = tmp_path / f"bert-squad-{job}.out"

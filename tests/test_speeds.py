@@ -118,8 +118,8 @@ def test_a_damaged_file_is_one_line_with_the_way_out(tmp_path, content):
 
 @pytest.fixture
 def card(tmp_path, monkeypatch):
-    """A card of which nobody knows anything and whose kernels need no building. Gives the file of its speeds, and how
-    often its kernels were loaded."""
+    """A card of which nothing is known, whose kernels need no building. Gives the file of its speeds, and how often its
+    kernels were loaded."""
     if not extension.has_ops(extension.load()):
         pytest.skip(extension.status())
     loaded = []
@@ -130,7 +130,7 @@ def card(tmp_path, monkeypatch):
 
 
 def on_card(*shape, dtype=HALF):
-    """What the choice looks at of a tensor on a GPU."""
+    """What the choice looks at in a tensor on a GPU."""
     return SimpleNamespace(shape=shape, dtype=dtype, device=torch.device("cuda"), is_cuda=True)
 
 
@@ -155,7 +155,7 @@ def test_auto_goes_by_what_was_measured_on_the_card(card):
 
 @pytest.fixture
 def autocast_to():
-    """A function that turns autocast on a card on, for a dtype, here where there is none."""
+    """A function that turns on a card's autocast for a dtype, here where there is no card."""
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
 
     def turn_on(dtype):

@@ -1,4 +1,4 @@
-"""What all ranks must find alike before the loop begins."""
+"""What all ranks must have in common before the loop begins."""
 
 import errno
 import json
@@ -45,7 +45,7 @@ class Ranks(Session):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is tuned")
 @pytest.mark.parametrize("sparing", [True, False])
 def test_memory_is_kept_for_speed_or_given_back(sparing):
-    """What is left once tensors of 8 MB are freed that lay below one that lives."""
+    """What the process keeps after tensors of 8 MB are freed that lay below one that lives on."""
     program = ("import sys, torch; from aura import start\n"
                "start.tune_allocator(torch.device('cpu'), sys.argv[1] == 'True')\n"
                "held = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096\n"
@@ -66,7 +66,7 @@ def plain_processor(monkeypatch):
     (["fp32", "fp16", "bf16"], "auto", "fp32"), (["bf16", "fp16"], "auto", "fp16"), (["fp16", "bf16"], "ddp", "fp16"),
     (["bf16", "fp32"], "ddp", "fp32"), (["bf16", "fp16"], "diloco", "bf16"), (["fp32", "bf16"], "diloco", "fp32")])
 def test_all_ranks_take_a_precision_that_all_of_them_have(plain_processor, monkeypatch, capsys, names, sync, wanted):
-    """Or gradients that are averaged would be of different loss scales."""
+    """Otherwise gradients of different loss scales would be averaged."""
     device = torch.device("cpu")
     if names[0] != "fp32":  # as if it were a card
         device = SimpleNamespace(type="cuda")
@@ -83,7 +83,7 @@ def test_all_ranks_take_a_precision_that_all_of_them_have(plain_processor, monke
 @pytest.mark.parametrize("precision,others,said", [("auto", [], True), ("auto", [True], True), ("auto", [False], False),
                                                    ("fp32", [], False), ("bf16", [], False)])
 def test_auto_says_where_bfloat16_would_be_faster(monkeypatch, capsys, precision, others, said):
-    """If all processors multiply it: the slowest sets the pace."""
+    """Only if all processors multiply it: the slowest sets the pace."""
     monkeypatch.setattr(ops, "multiplies_bfloat16", lambda: True)
     dist = Ranks(["fp32"] * (1 + len(others)))
     dist.gather_objects = lambda mine: [mine, *(("fp32", other) for other in others)]
@@ -182,7 +182,7 @@ def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monk
                                          ({"output_dir": "o", "checkpoint_dir": "d"}, "--checkpoint-dir"),
                                          ({"output_dir": "o", "output": "d/otro.pt"}, "--output")])
 def test_two_runs_never_share_an_output_folder_whatever_else_is_given(tmp_path, monkeypatch, given, flag):
-    """The second is told of the folder as it gave it, and following what it is told never ends in the first's model."""
+    """The second is told the folder as it gave it, and what it is advised never leads to the first's model."""
 
     def in_use(path):
         if path.parent.name == "d":

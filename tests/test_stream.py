@@ -26,7 +26,7 @@ STEPS_OF_TRIO = 270
 
 @pytest.fixture(autouse=True)
 def limit():
-    """A stream that never comes is a failure, not a suite that hangs."""
+    """Makes a stream that never comes a failure, and not a suite that hangs."""
     def expire(*_):
         raise TimeoutError(f"no end after {LIMIT} s")
 

@@ -173,7 +173,7 @@ def three(dist, folder):
 
 
 def furthest(dist, folder):
-    """What three ranks, each with its own disk, load; rank 0 prints the step, or None, of each case."""
+    """What three ranks load, each from its own disk; rank 0 prints the step, or None, for each case."""
     def case(name, *disks, signed=None, resume="auto"):
         (folder / name / str(dist.rank)).mkdir(parents=True)
         keeper = checkpoint.Checkpointer(folder / name / str(dist.rank), dist)

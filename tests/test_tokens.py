@@ -323,7 +323,7 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
 
 
 def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
-    """Nor bad input, nor the step's, which a smaller batch would help."""
+    """Nor is it bad input, nor a step's lack of memory, for which a smaller batch would help."""
     count = 2**30
     (tmp_path / "big.bin").write_bytes(tokens.ShardHeader(2, VOCAB, count, 0).pack())
     os.truncate(tmp_path / "big.bin", HEADER_BYTES + 2 * count)  # takes no room on the disk
@@ -394,7 +394,7 @@ def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
 
 
 def test_what_stands_in_for_a_lost_page_is_never_taken_for_tokens(tmp_path, native):
-    """Batches are filled by two hands: who comes second to a page that is gone finds zeros there, and no fault."""
+    """Batches are filled by two threads: the second to come to a lost page finds zeros there, and no fault."""
     paths, data, _ = write(tmp_path, 50_000)
     buffers = torch.full((2, 1, 11), -1)
     reader = native.WindowReader(

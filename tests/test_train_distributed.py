@@ -30,7 +30,7 @@ LAYOUTS = {"one": (1, 6, "ddp"), "ddp2": (2, 3, "ddp"), "fsdp2": (2, 3, "fsdp")}
 
 
 def train(folder, ranks, accum, strategy, *more):
-    """Run the script with so many processes, one of them here; [(exit code, output)] in rank order."""
+    """Run the script with `ranks` processes, a single one in this process; [(exit code, output)] in rank order."""
     options = [SCRIPT, *OPTIONS, "--grad-accum", accum, "--strategy", strategy, *more]
     if ranks == 1:
         said = io.StringIO()
@@ -171,8 +171,7 @@ def test_a_stop_in_the_last_evaluation_leaves_it_for_the_next_start(tmp_path):
 
 
 def test_a_nan_before_the_first_checkpoint_begins_again_with_the_first_weights(tmp_path, monkeypatch):
-    """Step 3 after it has the loss that a run which never moved has there. A step later it would be too late to begin
-    again."""
+    """Step 3 after it has the loss of a run that has never moved. A step later it would be too late to begin again."""
     for name, rate, spoiled in (("still", 1e-12, ""), ("nan", 1e-3, "0:2")):
         (tmp_path / name).mkdir()
         monkeypatch.setenv("AURA_INJECT_NAN", spoiled)
@@ -243,7 +242,7 @@ def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
 
 
 def test_a_training_stays_the_same_with_other_questions_to_validate(tmp_path):
-    """And what it says of them is of these."""
+    """And its validation figures are those of the other questions."""
     for part in ("train", "dev"):
         shutil.copy(squad.SAMPLE, tmp_path / f"{part}.json")
     said = []
@@ -348,7 +347,7 @@ cli.run(script.main)
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_no_room_to_measure_on_one_rank_costs_a_finished_training_nothing_else(tmp_path, strategy):
-    """The whole model cannot be built there (fsdp), or not take a step (ddp)."""
+    """There the whole model cannot be built (fsdp), or cannot take a step (ddp)."""
     path, folders = tmp_path / "full.py", [tmp_path / "0", tmp_path / "1"]
     path.write_text(FULL)
     for folder in folders:
@@ -363,7 +362,7 @@ def test_no_room_to_measure_on_one_rank_costs_a_finished_training_nothing_else(t
 
 @pytest.mark.parametrize("together, alone, left", [(3.0, 2.0, 4.0), (2.0, 3.0, 5.0), (9.0, 2.0, 1e-9)])
 def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alone, left):
-    """Timed apart from the training, whose step took 5 s: measures that cross make no negative figure."""
+    """Timed apart from the training, whose step took 5 s: contradictory measurements give no negative figure."""
     seconds, timed = iter([together, alone]), []
     monkeypatch.setattr(finetune, "make_loader", lambda *_: None)
     monkeypatch.setattr(finetune.scaling, "step_seconds", lambda _, one, *__, **___: timed.append(one) or next(seconds))

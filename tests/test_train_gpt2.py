@@ -193,7 +193,7 @@ def test_machines_without_data_or_checkpoint_receive_them(book, tmp_path):
 
 
 def test_an_epoch_ends_where_its_text_does_whatever_number_of_processes_read_it(book, tmp_path):
-    """Five steps alone are as much text as two and a half of two processes: those after the third are left."""
+    """Five steps of one process are as much text as two and a half of two: those after the third are still to do."""
     def rates(folder, first):
         rows = report.read_table(folder / "logs" / "train.csv")
         return {int(row["step"]) - first: row["lr"] for row in rows}, rows[-1]

@@ -270,7 +270,7 @@ def test_a_second_model_in_the_folder_of_a_finished_one_is_refused_before_anythi
 
 
 def test_the_model_of_an_earlier_run_goes_aside_with_its_tokenizer(trained, book):
-    """It could no longer be used from the first step of the new run on, and was gone with its last."""
+    """Otherwise it could not be used from the new run's first step on, and would be gone with its last."""
     other = book.with_name("otro.txt")
     other.write_text(corpus_text(50), encoding="utf-8")
     for resume, text, steps in (("none", other, 1), ("anterior-*/checkpoint-step-4.pt", book, 5)):
@@ -311,7 +311,7 @@ def test_auto_takes_the_largest_that_fits(dry_run, gigabytes, preset):
 
 
 def test_no_more_threads_than_cores_that_it_may_use(dry_run, monkeypatch):
-    """As in the scripts whose session sees to it: in a container torch counts the cores of the whole machine."""
+    """In other scripts the session sees to it: in a container torch counts the cores of the whole machine."""
     asked = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
