@@ -128,7 +128,7 @@ def environment(args, processes):
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(launch.SAVE_SECONDS), "segundos para guardar al parar, antes de que "
                                            "torchrun mate los procesos")}
     if args.verbose and not args.cpu:
-        wanted["NCCL_DEBUG"] = ("INFO", "NCCL cuenta qué red usa; InfiniBand y P2P los elige él")
+        wanted["NCCL_DEBUG"] = ("INFO", "NCCL dice qué red usa; si usa InfiniBand y P2P lo decide él")
     wanted = {name: pair for name, pair in wanted.items() if not os.environ.get(name)}
     why = "--cpu: sin GPU" if args.cpu else "las primeras GPU" + (" de las que usted dejó visibles" if visible else "")
     return {**wanted, "CUDA_VISIBLE_DEVICES": ("" if args.cpu else cards, why)}

@@ -44,12 +44,12 @@ def build_parser():
     parser = cli.Parser(prog="train_distributed.py", description="Ajusta BERT a SQuAD v1.1, con DDP o FSDP.")
     model = parser.add_argument_group("modelo")
     model.add_argument("--model", type=cli.path, default="bert-base-uncased", metavar="CARPETA|NOMBRE",
-                       help="carpeta con config.json, vocab.txt y model.safetensors, un nombre del Hub (con @revisión, "
-                            f"esa), o pesos al azar: {', '.join(RANDOM)}")
+                       help="carpeta con config.json, vocab.txt y model.safetensors, un nombre del Hub (con "
+                            f"@revisión detrás, esa revisión), o pesos al azar: {', '.join(RANDOM)}")
     model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), metavar="P",
-                       help="parte que se anula (por defecto, la del modelo)")
+                       help="fracción de activaciones que se anula (por defecto, la del modelo)")
     model.add_argument("--grad-checkpointing", action="store_true",
-                       help="recalcula las activaciones al retroceder: menos memoria, más cálculo")
+                       help="recalcula las activaciones en la pasada hacia atrás: menos memoria, más cálculo")
     data = parser.add_argument_group("datos")
     data.add_argument("--dataset", type=cli.path, default="squad", metavar="RUTA|NOMBRE",
                       help="un .json de SQuAD v1.1, una carpeta con train*.json y dev*.json, muestra (incluida), o un "
@@ -58,11 +58,11 @@ def build_parser():
                       help="preguntas para entrenar; 0: todas")
     data.add_argument("--max-val-examples", type=cli.number(int, low=0), default=500, metavar="N",
                       help="preguntas para validar; 0: todas")
-    data.add_argument("--max-len", type=cli.number(int, low=16), default=384, help="tokens de una ventana")
+    data.add_argument("--max-len", type=cli.number(int, low=16), default=384, help="tokens de una ventana, como mucho")
     data.add_argument("--doc-stride", type=cli.number(int, low=1), default=128, metavar="TOKENS",
-                      help="cuánto avanza cada ventana de un contexto largo")
+                      help="cuánto avanza cada ventana respecto a la anterior, en un contexto largo")
     data.add_argument("--question-len", type=cli.number(int, low=1), default=64, metavar="TOKENS",
-                      help="parte de la pregunta que se conserva")
+                      help="cuántos tokens de la pregunta se conservan, como mucho")
     data.add_argument("--padding", type=cli.choice(*results.PADDINGS), default="dynamic",
                       help="dynamic: lotes de longitudes parecidas, rellenos hasta la mayor; fixed: orden al azar, "
                            "rellenos hasta --max-len")
@@ -105,7 +105,8 @@ def read_task(args, dist):
                         "para validar; hacen falta de ambas")
     tokenizer, module = read_model(args, train, dist)
     if args.max_len > module.config.seq_len:
-        raise UserError(f"--max-len {args.max_len}: el modelo llega a {module.config.seq_len} posiciones")
+        raise UserError(f"--max-len {args.max_len}: el modelo solo tiene {module.config.seq_len} posiciones; indique "
+                        f"--max-len {module.config.seq_len} o menos")
     windows = [squad.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
                for examples in (train, validation)]
     dist.print(f"Datos: {len(train)} preguntas para entrenar, en {len(windows[0])} ventanas, y {len(validation)} para "

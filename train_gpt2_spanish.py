@@ -41,7 +41,8 @@ def build_parser():
     model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
     model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
     model.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
-    model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
+    model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99),
+                       help="fracción de activaciones que se anula")
     cli.add_data(parser)
     cli.add_beta2(cli.add_training(parser))
     cli.add_logging(parser)

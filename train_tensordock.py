@@ -69,14 +69,16 @@ def build_parser():
     group.add_argument("--n-head", type=cli.number(int, low=1, high=2**17), help="cabezas de atención")
     group.add_argument("--seq-len", type=cli.number(int, low=1, high=2**24),
                        help="longitud de las secuencias y del contexto")
-    group.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), help="parte que se anula")
+    group.add_argument("--dropout", type=cli.number(float, low=0, high=0.99),
+                       help="fracción de activaciones que se anula")
     group.add_argument("--no-grad-checkpointing", "--no-gradient-checkpointing", dest="grad_checkpointing",
                        action="store_const", const=False, help="guarda todas las activaciones")
     group.add_argument("--grad-checkpointing", "--gradient-checkpointing", nargs="?", const="selective",
                        type=cli.choice("selective", "full"), metavar="selective|full",
-                       help="no guarda activaciones, las recalcula al retroceder. selective (sin valor, este): las de "
-                            "cada MLP, con menos de la mitad de memoria para ellas y un décimo más de cálculo; full: "
-                            "las de cada bloque entero, con un sexto de la memoria y casi un cuarto más de cálculo")
+                       help="recalcula activaciones en la pasada hacia atrás en vez de guardarlas. selective (si no se "
+                            "indica valor): las de cada MLP, con menos de la mitad de memoria para ellas y un décimo "
+                            "más de cálculo; full: las de cada bloque entero, con un sexto de la memoria y casi un "
+                            "cuarto más de cálculo")
     cli.add_data(parser)
     cli.add_training(parser)
     recipe = parser.add_argument_group("receta de esta orden")
@@ -151,7 +153,7 @@ def complete(args, card, note):
         raise UserError(f"--model_preset manual: faltan {', '.join(missing)}")
     for name, value in recipe(preset).items():
         if name in args.given and getattr(args, name) != value and preset is not MANUAL:
-            note(f"Manda lo indicado: {flag(name)} {getattr(args, name)} (el preset pone {value}).")
+            note(f"Se usa lo indicado: {flag(name)} {getattr(args, name)} (el preset pone {value}).")
     config = fill(args, preset)
     if args.epochs is None and args.max_steps is None:
         args.epochs = 1

@@ -258,10 +258,10 @@ def add_distributed(parser, strategy=False):
                        help="con diloco, pasos de cada proceso entre dos acuerdos")
     group.add_argument("--sync-lr", type=number(float, above=0, high=10), metavar="TASA",
                        help="con diloco, qué parte del avance medio se toma en cada acuerdo (por defecto: "
-                            f"de {FEW_LR} a {SYNC_LR}, menor cuantos más haya en todo el entrenamiento)")
+                            f"de {FEW_LR} a {SYNC_LR}, menor cuantos más acuerdos haya en todo el entrenamiento)")
     group.add_argument("--sync-momentum", type=number(float, low=0, high=0.999), metavar="M",
                        help=f"con diloco, inercia de los acuerdos (por defecto: de {FEW_MOMENTUM} a "
-                            f"{SYNC_MOMENTUM}, mayor cuantos más haya)")
+                            f"{SYNC_MOMENTUM}, mayor cuantos más acuerdos haya)")
     add_placement(group)
     group.add_argument("--dist-timeout", type=number(float, above=0, high=1e6), default=600.0, metavar="SEGUNDOS",
                        help="cuánto se espera a una máquina que no responde")
@@ -301,16 +301,19 @@ def add_training(parser):
     """Arguments of the recipe; None means that the preset decides. Returns their group, for those of one script."""
     group = parser.add_argument_group("entrenamiento (lo que no se indica lo decide el preset)")
     group.add_argument("--epochs", type=number(int, low=1), help="vueltas al corpus")
-    group.add_argument("--max-steps", type=number(int, low=1), metavar="N", help="pasos; manda sobre --epochs")
-    group.add_argument("--batch-size", type=number(int, low=1), help="secuencias por proceso y micro-lote")
-    group.add_argument("--grad-accum", type=number(int, low=1), help="micro-lotes por paso")
+    group.add_argument("--max-steps", type=number(int, low=1), metavar="N",
+                       help="pasos; si se indica, no cuenta --epochs")
+    group.add_argument("--batch-size", type=number(int, low=1), help="secuencias por proceso y microlote")
+    group.add_argument("--grad-accum", type=number(int, low=1), help="microlotes por paso")
     group.add_argument("--lr", type=number(float, above=0), help="tasa de aprendizaje máxima")
     group.add_argument("--min-lr-ratio", type=number(float, low=0, high=1), default=0.1,
-                       help="tasa final como parte de la máxima")
-    group.add_argument("--weight-decay", type=number(float, low=0), default=0.1, help="solo en las matrices")
+                       help="tasa de aprendizaje final, como fracción de la máxima")
+    group.add_argument("--weight-decay", type=number(float, low=0), default=0.1,
+                       help="decaimiento de los pesos, solo en las matrices")
     group.add_argument("--warmup-ratio", type=number(float, low=0, high=1),
-                       help="parte de los pasos en que la tasa sube")
-    group.add_argument("--grad-clip", type=number(float, low=0), default=1.0, help="norma máxima; 0: sin límite")
+                       help="fracción de los pasos en que la tasa sube")
+    group.add_argument("--grad-clip", type=number(float, low=0), default=1.0,
+                       help="norma máxima del gradiente; 0: sin límite")
     group.add_argument("--ema", type=number(float, low=0, high=0.999999), default=0.0, metavar="DECAY",
                        help="valida y guarda la media móvil de los pesos, de la que cada paso conserva esta parte (p. "
                             "ej. 0.999; 4 bytes más por parámetro); 0: sin media")
@@ -320,17 +323,19 @@ def add_training(parser):
                        help="fused: núcleos propios para atención, normas y pérdida; sdpa: los de torch; reference: "
                        "la fórmula escrita en torch; auto: fused donde se puedan compilar, si no sdpa; en GPU, "
                        "sdpa o lo más rápido según benchmarks/gpu.py --learn; la H200 viene medida")
-    group.add_argument("--seed", type=number(int, low=0, high=2**63 - 1), default=1234, help="semilla de todo")
+    group.add_argument("--seed", type=number(int, low=0, high=2**63 - 1), default=1234,
+                       help="semilla de todo lo aleatorio")
     group.add_argument("--compile", action="store_true", help="usa torch.compile")
     group.add_argument("--nan-policy", type=choice("restart", "skip", "stop"), default="restart",
-                       help="ante un NaN: restart (restaura los pesos), skip (salta el paso) o stop (para)")
+                       help="ante un NaN: restart (restaura los pesos), skip (se salta el paso) o stop (se detiene)")
     return group
 
 
 def add_beta2(group):
     """AdamW's second beta, of scripts whose presets choose it by the tokens of a step."""
     group.add_argument("--beta2", type=number(float, low=0, high=0.99999),
-                       help="parte del segundo momento de AdamW que conserva cada paso; más, con pocos tokens")
+                       help="parte del segundo momento de AdamW que conserva cada paso; mayor si un paso tiene pocos "
+                            "tokens")
 
 
 def add_logging(parser, validated="cada época, o cada 500 pasos si llega antes"):
@@ -363,7 +368,7 @@ def add_checkpoints(parser, output, handed="modelo final; a su lado, configuraci
     group.add_argument("--keep-checkpoints", type=number(int, low=1), default=3, metavar="N",
                        help="cuántos se conservan")
     group.add_argument("--keep-every", type=number(int, low=0), default=0, metavar="PASOS",
-                       help="conserva además los de cada tantos pasos; 0: ninguno")
+                       help="conserva además uno cada tantos pasos; 0: ninguno")
     group.add_argument("--resume", type=path, default="auto", metavar="auto|none|RUTA",
                        help="auto: el último que esté entero; none: empezar de cero")
     group.add_argument("--output", type=path, default=output, help=handed)

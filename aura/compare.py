@@ -369,7 +369,7 @@ def warnings(runs, base):
 ASSUMED = (
     f"Las filas «{MODELLED}» no se han medido. Un paso dura el cálculo más la parte del intercambio que no se oculta "
     "tras él. Bytes por proceso: con DDP, 2 (n-1)/n G, el all-reduce en anillo de los gradientes G (Patarasuk y Yuan, "
-    "2009); con FSDP, 3 (n-1)/n P, dos recogidas de los pesos P (por micro-lote) y un reparto de los gradientes (ZeRO: "
+    "2009); con FSDP, 3 (n-1)/n P, dos recogidas de los pesos P (por microlote) y un reparto de los gradientes (ZeRO: "
     "Rajbhandari et al., 2020). Supone la misma red, sin latencia; el mismo lote por proceso; y tantos procesos por "
     "nodo como se midieron (si solo se midió un nodo, todos en él, cada uno con sus núcleos o su GPU).")
 

@@ -186,10 +186,11 @@ def _gone(run):
         if lost[0].status is not None:
             pids = ", ".join(str(rank.beat.pid) for rank in lost)
             text = f"su proceso ha muerto (pid {pids}): sin noticias desde {silent}, {_at(lost[0].beat)}"
-            remedy = "mire el final de su registro y, si faltó memoria, dmesg; después reanude desde el último punto"
+            remedy = ("mire el final de su registro y, si faltó memoria, dmesg; la misma orden sigue desde el último "
+                      "punto de control")
         elif lost[0].local or any(run.names[rank.beat.rank] == name for rank in run.alive):
             text = f"sin noticias desde {silent}, {_at(lost[0].beat)}: su proceso ha muerto o está detenido"
-            remedy = f"mire en esa máquina qué es del proceso {lost[0].beat.pid}"
+            remedy = f"mire en esa máquina qué ha sido del proceso {lost[0].beat.pid}"
         else:
             text = (f"sin noticias desde {silent}, {_at(lost[0].beat)}: la máquina está apagada, sin red o su proceso "
                     "ha muerto o está detenido")
@@ -288,8 +289,8 @@ def _stragglers(run):
         found.append(Finding(
             "straggler", run.who([by_rank[number]]),
             f"calcula en {span(usual[number])} por paso; la mediana es {span(middle)}{ratio} en {hits[number]} de "
-            f"{windows} ventanas", "mire en su máquina qué más se ejecuta, la temperatura y el reloj; todos van a su "
-            "paso"))
+            f"{windows} ventanas", "mire en su máquina qué más se ejecuta, la temperatura y el reloj; todos tienen "
+            "que esperarlo"))
     return found
 
 

@@ -237,9 +237,9 @@ class DiLoCo:
             if arrived > heard:
                 heard, last = arrived, now
             if self.request and self.request.number and now - last > patience:
-                raise c10d.DistNetworkError(f"nada en {patience:.0f} s, y se pidió parar")
+                raise c10d.DistNetworkError(f"no llegó nada en {patience:.0f} s, y se pidió parar")
             if now - last > self.dist.timeout:
-                raise c10d.DistNetworkError(f"nada en {self.dist.timeout:g} s")
+                raise c10d.DistNetworkError(f"no llegó nada en {self.dist.timeout:g} s")
             if now - asked > ASK_S:
                 if self.dist.failure():
                     raise c10d.DistNetworkError("otro proceso ha fallado")

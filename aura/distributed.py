@@ -364,7 +364,7 @@ def session(args, before_group=None):
                    shards=place.world_size if sharded else 1)
     if not place.grouped:
         if idle := sync.idle_alone(args):
-            dist.print(f"Aviso: con un solo proceso no cuenta {idle}.")
+            dist.print(f"Aviso: con un solo proceso no tiene efecto {idle}.")
         dist.device = backends.local_device(place.local_rank)
         yield dist
         return

@@ -37,7 +37,8 @@ LAYER_NORM_EPSILON = 1e-5  # the default of ops.layer_norm
 
 def build_parser():
     """The arguments of this command."""
-    parser = cli.Parser(prog="python -m aura.export", description="Pasa un modelo entrenado a otras herramientas.")
+    parser = cli.Parser(prog="python -m aura.export",
+                        description="Exporta un modelo entrenado para otras herramientas.")
     parser.add_argument("--checkpoint", type=cli.path, default="gpt2_spanish.pth",
                         help="modelo .pth o punto de control ckpt-*.pt")
     parser.add_argument("--to", nargs="+", required=True, metavar=("FORMATO", "CARPETA"),
@@ -65,7 +66,7 @@ def main():
     print(f"Exportado en {directory} ({size / 1e6:.1f} MB): {', '.join(files)}.")
     whole = TOKENIZER in files
     if not whole:
-        print("Sin tokenizador: transformers daría otros tokens; páselos usted, o use python -m aura.generate.")
+        print("Sin tokenizador: el de transformers daría otros tokens; páselos usted, o use python -m aura.generate.")
     print(f"Cárguelo con: from transformers import AutoModelForCausalLM{', AutoTokenizer' * whole}; "
           f"modelo = AutoModelForCausalLM.from_pretrained({directory!r})"
           + f"; tokenizador = AutoTokenizer.from_pretrained({directory!r})" * whole)

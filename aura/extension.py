@@ -568,8 +568,8 @@ if __name__ == "__main__":
     from aura import cli, extension  # itself, under the name the others know it by
 
     def main() -> int:
-        cli.Parser(prog="python -m aura.extension", description="Dice qué es aquí la extensión de C++ y por qué; si "
-                   "hace falta, la compila.").parse_args()
+        cli.Parser(prog="python -m aura.extension", description="Dice si en esta máquina se puede usar la extensión "
+                   "de C++, cuál es y, si no, por qué; si hace falta, la compila.").parse_args()
         extension.load()
         print(extension.status())
         return 0

@@ -249,8 +249,8 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stoppe
             exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, run.precision, step)
             exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
         except OutOfMemory as problem:  # the model is trained and saved
-            dist.print(f"Aviso: lo que cuesta intercambiar no se ha podido medir ({problem}); las demás cifras se "
-                       "guardan.")
+            dist.print(f"Aviso: no se ha podido medir lo que cuesta el intercambio ({problem}); se guardan las "
+                       "demás cifras.")
     if not dist.main:
         return None
     samples, seconds = args.batch_size * args.grad_accum * dist.world_size, sum(reporter.step_times)

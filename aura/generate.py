@@ -22,10 +22,10 @@ def build_parser():
     parser.add_argument("--temperature", type=cli.number(float, low=0), default=0.8, help="0: siempre el más probable")
     parser.add_argument("--top-k", type=cli.number(int, low=0), default=50, help="elige entre los K mejores; 0: todos")
     parser.add_argument("--top-p", type=cli.number(float, above=0, high=1), default=1.0,
-                        help="elige entre los que suman esta probabilidad")
+                        help="elige entre los más probables que juntos suman esta probabilidad")
     parser.add_argument("--num-samples", type=cli.number(int, low=1), default=1, help="cuántos textos")
     parser.add_argument("--early-exit", action="store_true",
-                        help="HRM con segmentos: cada token usa los que pide su cabeza de parada, y no todos")
+                        help="en un HRM con segmentos, cada token usa los que pide la cabeza de parada, y no todos")
     parser.add_argument("--seed", type=cli.number(int, low=0, high=2**53), default=0,
                         help="semilla; la misma da el mismo texto")
     return parser

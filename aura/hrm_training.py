@@ -46,7 +46,7 @@ def make_parser(prog, description, presets):
     model.add_argument("--n-ff", type=cli.number(int, low=1), help="ancho intermedio de SwiGLU")
     model.add_argument("--h-cycles", type=cli.number(int, low=1, high=1000), help="ciclos de la pila lenta, H")
     model.add_argument("--l-cycles", type=cli.number(int, low=1, high=1000),
-                       help="pasadas de la pila rápida, L, por ciclo")
+                       help="pasadas de la pila rápida, L, en cada ciclo")
     model.add_argument("--segments", type=cli.number(int, low=1, high=1000),
                        help="segmentos por paso, con cabeza de parada si son más de uno")
     model.add_argument("--ponder-price", type=cli.number(float, low=0), metavar="NATS",
@@ -54,12 +54,13 @@ def make_parser(prog, description, presets):
     model.add_argument("--reinject", action=argparse.BooleanOptionalAction,
                        help="suma de nuevo la entrada antes de cada pasada de L")
     model.add_argument("--document-attention", action="store_true",
-                       help="un token solo ve su documento (si no, los separa el token de fin)")
+                       help="un token solo ve su propio documento (sin esta opción ve también los anteriores de su "
+                            "ventana, separados por el token de fin)")
     model.add_argument("--grad-checkpointing", action=argparse.BooleanOptionalAction,
-                       help="recalcula las activaciones al retroceder: mucha menos memoria, más cálculo")
+                       help="recalcula las activaciones en la pasada hacia atrás: mucha menos memoria, más cálculo")
     cli.add_data(parser)
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction,
-                        help="lee y pasa a tokens el texto según se entrena (por defecto: solo el del Hub)")
+                        help="lee el texto y lo pasa a tokens a medida que se entrena (por defecto: solo el del Hub)")
     cli.add_beta2(cli.add_training(parser))
     cli.add_logging(parser)
     cli.add_samples(parser)
@@ -130,14 +131,14 @@ def _kind_to_stream(args):
     if not args.stream and (kind != "hub" or args.prepare):
         return None
     if args.epochs:
-        raise UserError(f"--epochs {args.epochs}: de un texto que se lee según se entrena no se sabe cuánto dura una "
-                        "época; use --max-steps, o --no-stream para prepararlo antes")
+        raise UserError(f"--epochs {args.epochs}: no se sabe cuánto dura una época de un texto que se lee a medida "
+                        "que se entrena; use --max-steps, o --no-stream para prepararlo antes")
     if args.prepare:
-        raise UserError("--stream y --prepare se excluyen: un texto que se lee según se entrena no se prepara; quite "
-                        "uno de los dos")
+        raise UserError("--stream y --prepare se excluyen: un texto que se lee a medida que se entrena no se prepara; "
+                        "quite uno de los dos")
     if args.dataset_max_tokens:
-        raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee según se entrena no se "
-                        "corta; use --max-steps, o --no-stream para prepararlo antes")
+        raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee a medida que se "
+                        "entrena no se corta; use --max-steps, o --no-stream para prepararlo antes")
     pretrain.require_pieces(args)
     return kind
 
@@ -170,7 +171,7 @@ def announce(args, dist, data):
     dist.print(f"Effective batch size: {together}")
     per_epoch = None if args.stream else (data.tokens("train") - 1) // args.seq_len // together
     dist.print(f"Total training steps: {args.max_steps or args.epochs * per_epoch}")
-    dist.print(f"Steps por época: {'no se sabe, el texto se lee según se entrena' if args.stream else per_epoch}")
+    dist.print(f"Steps por época: {'no se sabe, el texto se lee al entrenar' if args.stream else per_epoch}")
 
 
 def make_loss(eos_id, document_attention):

@@ -335,7 +335,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     learnt since the last checkpoint is to be saved first, returns it."""
     progress, sync = run.progress, run.sync
     if policy.nan_policy == "restart" and known.step <= progress.recovered:
-        reporter.event(known.step, f"{known.trouble}: aún con la tasa anterior, no cuenta otra vez")
+        reporter.event(known.step, f"{known.trouble}: ocurrió aún con la tasa anterior y no cuenta otra vez")
         return None
     if policy.nan_policy == "skip" and known.step - progress.recovered > GOOD_STEPS:
         progress.faults = 0  # restart goes back to the last checkpoint each time: there only a new one is an advance
@@ -354,11 +354,11 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return None
     progress.lr_scale *= 0.5
-    came_from = "allí vuelven los pesos acordados"
+    came_from = "se vuelve allí a los pesos acordados"
     if not sync.weights:
         came_from = _restore_weights(run, policy, checkpointer, dist, reinitialise, fault)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
-                   f"por {progress.lr_scale:g}")
+                   f"multiplicada por {progress.lr_scale:g}")
     return None
 
 
@@ -369,7 +369,7 @@ def _win_back_rate(progress, reporter):
     if not progress.faults and progress.lr_scale < 1:
         progress.lr_scale = min(1.0, 2 * progress.lr_scale)
         reporter.event(progress.step, "sin más fallos de un punto de control a otro; desde ahora la tasa de "
-                       f"aprendizaje es la prevista por {progress.lr_scale:g}")
+                       f"aprendizaje es la prevista multiplicada por {progress.lr_scale:g}")
     progress.faults = 0
 
 
@@ -392,7 +392,8 @@ def _restore_weights(run, policy, checkpointer, dist, reinitialise, fault):
     elif not left:
         raise fault
     elif left < run.progress.step and _finite(run):
-        return "no hay punto de control, ni pasos para aprender otra vez lo aprendido: los pesos se quedan como están"
+        return ("no hay punto de control, ni quedan pasos para aprender otra vez lo aprendido: los pesos se quedan "
+                "como están")
     else:
         reinitialise()
         run.optimizer.state.clear()

@@ -128,8 +128,8 @@ def read_output(path):
             return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
         except UserError as problem:  # WordPiece's, if it is of train_distributed.py
             raise UserError(f"--checkpoint {str(path)!r}: su tokenizador no es de SentencePiece, así que no es de un "
-                            "modelo que escriba texto; un BERT está ya, como lo leen otras herramientas, en su "
-                            "--output") from problem
+                            "modelo que escriba texto; un BERT está ya en su --output, en el formato que leen "
+                            "otras herramientas") from problem
     beside = path.with_suffix(".json")
     if not beside.exists():
         beside = path.with_name(DESCRIPTION)

@@ -127,7 +127,7 @@ def _stream_loaders(args, dist, data):
     loader = stream.StreamLoader(
         data.corpus, tokenizer, args.seq_len, args.batch_size, dist=dist, seed=args.seed, grad_accum=args.grad_accum,
         device=dist.device, threads=args.num_workers or torch.get_num_threads(), val_fraction=data.val_fraction)
-    _say_shares(args, dist, "sus propios documentos según entrena")
+    _say_shares(args, dist, "sus propios documentos a medida que entrena")
     return loader, validation
 
 

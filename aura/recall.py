@@ -58,8 +58,8 @@ def arguments(args, state, fixed, flag, note):
     if "dataset_name" not in given:
         args.dataset_name = before["dataset_name"]
     if replaced and all(getattr(args, name) == before[name] for name in replaced):
-        note(f"Sigue con {' '.join(f'{flag(name)} {value}' for name, value in replaced.items())}, como hubo que "
-             "seguir antes.")
+        note(f"Se sigue con {' '.join(f'{flag(name)} {value}' for name, value in replaced.items())}, como hubo "
+             "que seguir la vez anterior.")
         for name, value in replaced.items():
             replace(args, name, value)
 

@@ -65,8 +65,8 @@ def main():
     print(f"{extension.status()}")
     module = extension.load()
     if extension.has_ops(module):
-        print(f"Instrucciones: {module.cpu_isa()}; este procesador puede con {', '.join(module.cpu_isas())} "
-              "(AURA_CPU_ISA=NOMBRE obliga a una)")
+        print(f"Instrucciones: {module.cpu_isa()}; este procesador admite {', '.join(module.cpu_isas())} "
+              "(AURA_CPU_ISA=NOMBRE impone uno)")
     print(f"En {device.type}: {ops.describe(device)}")
     wrong = check(CASES, LIMITS, "cpu")
     if torch.cuda.is_available():

@@ -171,16 +171,16 @@ def _say_resumed(args, dist, run, state, path, same_data):
     progress, before = run.progress, state.get("arguments", {})
     if same_data and "seed" in before and (seed := state["loader"]["seed"]) != args.seed:
         dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
-                   "vale para lo demás que se sortea.")
+                   "se usa para todo lo demás que es aleatorio.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {path}.")
     now = vars(args)
     changed = [f"--{name.replace('_', '-')} {now[name]} (antes {before[name]})" for name in RECIPE
                if name in before and name in now and before[name] != now[name]]
     if changed:
-        dist.print(f"Vale lo que se pide ahora, que no es lo de antes: {', '.join(changed)}.")
+        dist.print(f"Se usan los valores indicados ahora, distintos de los de antes: {', '.join(changed)}.")
     if progress.lr_scale != 1:
-        dist.print(f"La tasa de aprendizaje sigue siendo la prevista por {progress.lr_scale:g}, por lo que antes no "
-                   "fue finito; si indica otro --lr, vale tal cual.")
+        dist.print(f"La tasa de aprendizaje sigue siendo la prevista multiplicada por {progress.lr_scale:g}, por los "
+                   "valores no finitos de antes; si indica otro --lr, se usa tal cual.")
     if run.sync.setting and "own" not in state:
         dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
                    "que guardó alguno.")
@@ -370,8 +370,8 @@ def say_if_only_rising(args, dist, steps):
 def say_if_complete(dist, progress, steps):
     """Tell whoever starts a run that has reached its end how to go on."""
     if progress.step >= steps and progress.owed is not None:
-        dist.print(f"Todos los pasos están dados, {progress.step} de {steps}: falta la última evaluación, que se hace "
-                   "ahora, y lo que se deja al final.")
+        dist.print(f"Todos los pasos están dados, {progress.step} de {steps}: falta hacer la última evaluación "
+                   "y guardar los resultados.")
     elif progress.step >= steps:
         dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} de {steps}. Para seguir, aumente "
                    "--epochs o --max-steps; para empezar de cero, --resume none.")

@@ -108,8 +108,8 @@ def check(method, args, sharded):
                                 "todos; quite --sync, o fsdp")
     useless = _given(args, DETAILS)
     if useless and method in ("ddp", "fp16"):
-        raise agreed(UserError, f"{useless}: solo cuenta con --sync diloco, y aquí es --sync {method}: quite lo uno o "
-                                "lo otro")
+        raise agreed(UserError, f"{useless}: solo tiene efecto con --sync diloco, y aquí es --sync {method}: quite "
+                                "lo uno o lo otro")
 
 
 def idle_alone(args):

@@ -186,18 +186,21 @@ def _parse_header(path, data: bytes, size: int, vocab_size: int | None) -> Shard
     if len(data) == HEADER_BYTES and not any(data):
         raise UserError(f"{path} está incompleto: su escritura se interrumpió; vuelva a generarlo.")
     if data[: len(MAGIC)] != MAGIC:
-        raise UserError(f"{path} no es un fichero de tokens (los primeros {len(MAGIC)} bytes no son los esperados).")
+        raise UserError(f"{path} no es un fichero de tokens (los primeros {len(MAGIC)} bytes no son los esperados); "
+                        "vuelva a generarlo.")
     if len(data) < HEADER_BYTES:
-        raise UserError(f"{path} está cortado: mide {size} bytes y solo la cabecera ocupa {HEADER_BYTES}.")
+        raise UserError(f"{path} está cortado: mide {size} bytes y solo la cabecera ocupa {HEADER_BYTES}; "
+                        "vuelva a generarlo.")
     _, version, width, vocabulary, tokens, crc, own = HEADER.unpack(data)
     if version != FORMAT_VERSION:
-        raise UserError(f"{path} es de la versión {version} del formato y aquí se lee la {FORMAT_VERSION}.")
+        raise UserError(f"{path} es de la versión {version} del formato y aquí se lee la {FORMAT_VERSION}; vuelva "
+                        "a generarlo.")
     if own != zlib.crc32(data[:-4]) or width not in _DTYPES:
         raise UserError(f"{path} tiene la cabecera dañada (bytes 0 a {HEADER_BYTES - 1}); vuelva a generarlo.")
     expected = HEADER_BYTES + tokens * width
     if size != expected:
         fault = "está cortado" if size < expected else "sobra algo al final"
-        raise UserError(f"{path}: {fault}; mide {size} bytes y debería medir {expected}.")
+        raise UserError(f"{path}: {fault}; mide {size} bytes y debería medir {expected}; vuelva a generarlo.")
     if vocab_size is not None and vocabulary > vocab_size:
         raise UserError(f"{path} usa un vocabulario de {vocabulary} tokens y el modelo solo tiene {vocab_size}.")
     return ShardHeader(width, vocabulary, tokens, crc)

@@ -66,7 +66,7 @@ def _compare_kernels(facts):
             reasons.setdefault(able, []).append(rank)
     for reason, ranks in reasons.items():
         yield Finding("versions", named(ranks, facts), f"sin los núcleos propios de CPU, que los demás usan: {reason}",
-                      "compílelos también ahí (python -m aura.extension), o todos irán a su paso")
+                      "compílelos también ahí (python -m aura.extension), o los demás tendrán que esperarlos")
 
 
 def _compare_data(facts):
@@ -111,7 +111,7 @@ def _compare_gpus(facts):
         for value, ranks in others.items():
             yield Finding("gpu", named(ranks, facts), f"{name} de la GPU: {value}, y en los demás {right}",
                           "actualice el driver para que sea el mismo" if name == "driver" else
-                          "el grupo va al paso y con la memoria de la menor: ajuste --batch-size a ella")
+                          "la GPU menor marca el ritmo y la memoria de todos: ajuste --batch-size a ella")
 
 
 def _judge_disks(facts):

@@ -260,7 +260,8 @@ def build_parser():
     parser.add_argument("--seeds", type=measure.numbers, default="0,1,2", help="semillas (por defecto: 0,1,2)")
     parser.add_argument("--jobs", type=positive, default=2, help="procesos a la vez, de un hilo (por defecto: 2)")
     parser.add_argument("--lr", type=float, default=1e-4, help="tasa de aprendizaje máxima (por defecto: %(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.0, help="parte que se anula (por defecto: %(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.0,
+                        help="fracción de activaciones que se anula (por defecto: %(default)s)")
     for name, value, what in (
             ("epochs", 3, "épocas"), ("train", 1000, "preguntas para entrenar"), ("batch-size", 4, "ventanas por lote"),
             ("validation", 190, "preguntas para comprobar"), ("max-len", 384, "tokens de una ventana"),

@@ -131,7 +131,7 @@ def build_parser():
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--preset", choices=list(gpt.PRESETS), default="demo",
                         help="con cuyo paso se compara (por defecto: demo)")
-    parser.add_argument("--grad-accum", type=int, default=1, help="micro-lotes por paso (por defecto: 1)")
+    parser.add_argument("--grad-accum", type=int, default=1, help="microlotes por paso (por defecto: 1)")
     parser.add_argument("--remote", type=measure.numbers, default="0,8",
                         help="procesos en otras máquinas (por defecto: 0,8)")
     parser.add_argument("--beats", type=int, default=300, help="latidos que se miden (por defecto: 300)")

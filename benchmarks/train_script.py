@@ -281,8 +281,8 @@ def build_parser() -> argparse.ArgumentParser:
     text.add_argument("--text", type=existing, metavar="FICHERO", help="un .txt o .jsonl en vez de la muestra")
     for name, value, what in (
             ("n-layer", 4, "bloques"), ("n-head", 4, "cabezas de atención"), ("n-embd", 256, "ancho"),
-            ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 4, "secuencias por micro-lote"),
-            ("grad-accum", 4, "micro-lotes por paso"), ("vocab-size", 8192, "piezas del tokenizador")):
+            ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 4, "secuencias por microlote"),
+            ("grad-accum", 4, "microlotes por paso"), ("vocab-size", 8192, "piezas del tokenizador")):
         parser.add_argument(f"--{name}", type=positive, default=value, help=f"{what} (por defecto: %(default)s)")
     return parser
 

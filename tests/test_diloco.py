@@ -387,7 +387,7 @@ def test_who_waits_hears_that_another_has_failed(runs, size):
 @pytest.mark.parametrize("size", CASES)
 def test_who_is_asked_to_stop_waits_for_late_ones_but_not_for_ever(runs, size):
     (said, steps), *others = [rank["asked_to_stop"] for rank in runs[size]]
-    assert said == "1: nada en 0 s, y se pidió parar True" and steps == [1, 2], "neither has been heard"
+    assert said == "1: no llegó nada en 0 s, y se pidió parar True" and steps == [1, 2], "neither has been heard"
     assert all(rank == ("", [2]) for rank in others)
 
 

@@ -95,7 +95,7 @@ def test_a_stream_stopped_and_resumed_is_as_uninterrupted(book, tmp_path):
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
     code, output = train(tmp_path / "whole", *options)
-    assert code == 0 and "según se entrena" in output and "validación" in output, output
+    assert code == 0 and "el texto se lee al entrenar" in output and "validación" in output, output
     with Process([SMALL, *map(str, options)], tmp_path / "stopped") as process:
         process.wait_for("paso 10/")
         process.child.send_signal(signal.SIGTERM)

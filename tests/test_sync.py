@@ -372,9 +372,9 @@ def test_nans_that_do_not_end_stop_all_ranks_and_name_the_checkpoint(runs, label
 def test_a_nan_from_before_the_rate_was_lowered_is_one_with_the_nan_that_lowered_it(runs):
     for run in told(runs, "thrice"):
         first, second, third = run["events"]
-        assert first.startswith("7: ") and "prevista por 0.5" in first
+        assert first.startswith("7: ") and "prevista multiplicada por 0.5" in first
         assert second.startswith("8: ") and "no cuenta otra vez" in second
-        assert third.startswith("10: ") and "prevista por 0.25" in third
+        assert third.startswith("10: ") and "prevista multiplicada por 0.25" in third
 
 
 def test_a_nan_in_half_the_bytes_restores_all_ranks(runs):
@@ -469,7 +469,7 @@ def test_one_process_says_what_is_of_no_use_to_it(capsys, strategy, words, idle)
     add_distributed(parser, strategy)
     with distributed.session(parser.parse_args(words)) as dist:
         assert dist.world_size == 1
-    assert capsys.readouterr().out == (f"Aviso: con un solo proceso no cuenta {idle}.\n" if idle else "")
+    assert capsys.readouterr().out == (f"Aviso: con un solo proceso no tiene efecto {idle}.\n" if idle else "")
 
 
 @pytest.mark.parametrize("words, steps, expected", [

@@ -289,7 +289,7 @@ def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
     (["--model", "random:huge"], "al azar hay random:base"),
     (["--model", "no/hay/nada"], "--model 'no/hay/nada'"),
     (["--dataset", "no-hay.json"], "no-hay.json"),
-    (["--max-len", "640", "--model", "random:tiny"], "el modelo llega a 512 posiciones"),
+    (["--max-len", "640", "--model", "random:tiny"], "el modelo solo tiene 512 posiciones; indique --max-len 512"),
     (["--strategy", "zero"], "--strategy"),
     (["--model", "random:tiny", "--max-train-examples", "3", "--grad-accum", "9"], "baje --batch-size o --grad-accum"),
 ])

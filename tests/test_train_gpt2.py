@@ -70,8 +70,8 @@ def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book
         code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options, AURA_INJECT_NAN="0:1")
         assert code == 0, output
         assert ("sigue siendo el de --seed 1234," in output) == bool(options)
-        assert (f"ahora, que no es lo de antes: {new}.\n" in output) == bool(new), output
-        assert ("sigue siendo la prevista por 0.5," in output) == (step == 4), output
+        assert (f"ahora, distintos de los de antes: {new}.\n" in output) == bool(new), output
+        assert ("sigue siendo la prevista multiplicada por 0.5," in output) == (step == 4), output
         saved = weights(tmp_path / "checkpoints" / f"ckpt-{step:08d}.pt")
         assert [tuple(group["betas"]) for group in saved["optimizer"]["param_groups"]] == [(0.9, beta2)] * 2
         assert saved["progress"]["lr_scale"] == scale

@@ -337,7 +337,7 @@ def test_what_the_first_preset_of_the_guide_asks_for(dry_run):
     code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", "80", "--gpu", "NVIDIA A100-SXM4-80GB",
                            "--dataset_max_tokens", "2000000000", "--dropout", "0.1")
     assert code == 0
-    for expected in ("lote 2 x acumulación 16", "65536 por paso", "con gradient checkpointing", "Manda lo indicado: "
+    for expected in ("lote 2 x acumulación 16", "65536 por paso", "con gradient checkpointing", "Se usa lo indicado: "
                      "--dropout 0.1", "Veredicto"):
         assert expected in output
 
@@ -506,4 +506,4 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
     for steps, sequences, more in ((4, 16, []), (5, 20, []), (6, 28, ["--gradient_accumulation_steps", 4])):
         code, output = train(tmp_path, *options, "--max_steps", steps, *more)
         assert code == 0 and int(rows(tmp_path / "s")[-1]["tokens"]) == sequences * 32, output
-        assert ("Sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (not more)
+        assert ("Se sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (not more)
