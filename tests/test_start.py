@@ -250,6 +250,18 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     assert found.value.same_everywhere
 
 
+def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(tmp_path):
+    def about(vocabulary):
+        return {"config": {}, "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
+
+    files_at_hand = [tmp_path / "no", tmp_path / "tokenizer.model"]
+    files_at_hand[1].write_bytes(b"de antes")
+    for theirs, named in ((b"de antes", True), (b"de otro", False)):
+        with pytest.raises(UserError, match="con otro tokenizador; ") as found:
+            start._require_same(about(theirs), "c.pt", about(b"de ahora"), files_at_hand)
+        assert (f"siga con el de antes, --tokenizer {files_at_hand[1]}" in str(found.value)) == named
+
+
 def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
     constants = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
     keeper = checkpoint.Checkpointer(tmp_path, Session())
