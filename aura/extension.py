@@ -113,7 +113,7 @@ def _version(torch: Torch | None) -> str:
 
 
 def cxx_standard(torch: Torch | None) -> str:
-    """The flag for the C++ that torch's headers ask for: 17 in 2.10 to 2.13, 20 in 2.15."""
+    """The flag for the C++ that torch's headers ask for: 17 in 2.10 to 2.13, 20 from 2.14 on."""
     found = None
     with suppress(OSError):
         demand = (torch.folder / "include/ATen/ATen.h").read_text(errors="replace") if torch else ""
