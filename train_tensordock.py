@@ -295,7 +295,7 @@ def run_within_memory(args, dist, data, config):
             if not isinstance(problem, OutOfMemory) and not backend.out_of_memory(problem):
                 raise
             if stopped := getattr(problem, "asked_to_stop", 0):
-                dist.print(f"Detenido por una señal; {problem}. La misma orden lo reanuda.")
+                dist.print(f"Detenido por una señal; {problem}.")
                 return EXIT_SIGNAL_BASE + stopped
             used = f"--batch_size {args.batch_size} --gradient_accumulation_steps {args.grad_accum}"
         total = args.batch_size * args.grad_accum

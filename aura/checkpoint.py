@@ -380,6 +380,11 @@ class Checkpointer:
         if self.writer is not None:
             self.writer.join()
 
+    def has_any(self):
+        """Whether this run has written or read a checkpoint, as rank 0 knows; to be called on all ranks."""
+        self.settle()
+        return self.dist.broadcast_tree(self.source is not None if self.dist.main else None)
+
     def named(self):
         """The phrase that tells where to go on from, once nothing is being written any more."""
         self.settle()

@@ -88,8 +88,14 @@ class Dataset:
 
     def hold(self):
         """Keep other processes from replacing the folder for as long as this one lives; raises as require_same()."""
-        with contextlib.suppress(OSError):  # no locks there, or one who replaces it now, as is found at once
-            lock(self.directory, shared=True)
+        for _ in range(10):
+            try:
+                lock(self.directory, shared=True)
+                break
+            except BlockingIOError:  # somebody is looking whether it is in use, or replaces it
+                time.sleep(0.1)
+            except OSError:  # no locks there
+                break
         self.require_same()
 
     def require_same(self):
@@ -111,7 +117,8 @@ class Dataset:
             try:
                 header = tokens.verify_shard(path, self.vocab_size)
             except UserError as problem:
-                raise UserError(f"{str(problem).rstrip('.')}; {AGAIN}") from problem
+                told = str(problem).rstrip(".").removesuffix("; vuelva a generarlo")
+                raise UserError(f"{told}; {AGAIN}") from problem
             if (header.tokens, header.crc32) != (shard["tokens"], shard["crc32"]):
                 raise UserError(f"{str(path)!r} está entero, pero es de otros datos: {AGAIN}")
 
@@ -159,7 +166,7 @@ def prepared(data_dir, note=None):
     found = []
     for path in sorted(Path(data_dir).glob("[!.]*/dataset.json")):
         try:
-            found.append(read(path.parent))
+            found += filter(None, [read(path.parent)])  # none where it is being replaced
         except UserError as problem:
             if note is None:
                 raise
@@ -199,7 +206,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
             _write_back(existing)
         return existing
     require_writable_directory(data_dir, "--data-dir")
-    _require_free(final)
+    with unused(final):
+        pass  # or it would be found out once all is prepared
     started = time.monotonic()
     try:
         with building(final) as partial:
@@ -218,8 +226,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
                 raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
                                 "nadie escriba en él")
             write_json(partial / "dataset.json", meta)
-            _require_free(final)
-            put_in_place(partial, final)
+            with unused(final):
+                put_in_place(partial, final)
     except OSError as problem:
         raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)}); "
                         "haga sitio, o indique otra carpeta") from problem
@@ -229,16 +237,24 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     return dataset
 
 
-def _require_free(final):
-    """Raise UserError while another process trains on the data in the folder `final`, which are to be replaced."""
+@contextlib.contextmanager
+def unused(final):
+    """A block in which no other process begins to train on the data in the folder `final`, if there are any, which are
+    about to be replaced. Raises UserError where one already does."""
+    descriptor = None
     try:
         if final.is_dir():
-            os.close(lock(final))
+            descriptor = lock(final)
     except BlockingIOError:
         raise UserError(f"otra ejecución está entrenando con los datos de {str(final)!r}, que se reemplazarían: espere "
                         "a que termine, o indique otra --data-dir") from None
     except OSError:  # no locks there
-        return
+        pass
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _stamp(data_dir):

@@ -243,7 +243,8 @@ def nearest(folder):
 
 def explain(problem):
     """One Spanish phrase for an OSError."""
-    if problem.errno == errno.EEXIST and problem.filename and os.path.islink(problem.filename):
+    if problem.errno == errno.EEXIST and problem.filename and os.path.islink(problem.filename) \
+            and not os.path.exists(problem.filename):
         return f"es un enlace a {os.readlink(problem.filename)!r}, que no está; quizá falte montar el disco"
     phrases = {
         errno.ENOSPC: "no queda espacio en el disco",

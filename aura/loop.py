@@ -53,6 +53,7 @@ class Progress:
     lr_scale: float = 1.0
     faults: int = 0
     recovered: int = 0  # the step after which a fault was last acted on
+    fresh: int = 0  # the step after which the weights were last begun anew
     seconds: float = 0.0  # spent in all the runs that led here
     epoch_loss: float = 0.0  # sum of the losses, and tokens, of the epoch's good steps so far
     epoch_tokens: int = 0
@@ -337,7 +338,9 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     if policy.nan_policy == "restart" and known.step <= progress.recovered:
         reporter.event(known.step, f"{known.trouble}: ocurrió aún con la tasa anterior y no cuenta otra vez")
         return None
-    if policy.nan_policy == "skip" and known.step - progress.recovered > GOOD_STEPS:
+    skips = policy.nan_policy == "skip" or policy.nan_policy == "restart" and _too_late_to_begin_anew(
+        run, policy, checkpointer)
+    if skips and known.step - progress.recovered > GOOD_STEPS:
         progress.faults = 0  # restart goes back to the last checkpoint each time: there only a new one is an advance
     # At the end no step is left to learn again what the last checkpoint lacks: what has been learnt since is kept.
     at_the_end = progress.step == policy.max_steps and not sync.weights
@@ -347,16 +350,16 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
                                   f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
-        if policy.nan_policy == "skip" and _finite(run):
+        if skips and _finite(run):
             return fault
         raise fault
-    if policy.nan_policy == "skip" or at_the_end and learnt and _finite(run):
+    if skips or at_the_end and learnt and _finite(run):
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return None
     progress.lr_scale *= 0.5
     came_from = "se vuelve allí a los pesos acordados"
     if not sync.weights:
-        came_from = _restore_weights(run, policy, checkpointer, dist, reinitialise, fault)
+        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"multiplicada por {progress.lr_scale:g}")
     return None
@@ -380,22 +383,26 @@ def _finite(run):
         return math.isfinite(sharding.whole(torch.nn.utils.get_total_norm(list(run.module.parameters()))))
 
 
-def _restore_weights(run, policy, checkpointer, dist, reinitialise, fault):
+def _too_late_to_begin_anew(run, policy, checkpointer):
+    """Whether fresh weights would have fewer steps left to train them than the ones of now, which are finite, have had,
+    and there is no checkpoint to go back to; to be called on all ranks."""
+    had = run.progress.step - 1 - run.progress.fresh
+    return not run.sync.weights and policy.max_steps - run.progress.step < had and not checkpointer.has_any() \
+        and _finite(run)
+
+
+def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
     """Go back to the weights of the last checkpoint or, where there is none, to fresh ones; returns which in Spanish.
-    Instead of fresh ones the weights stay where they are finite and fewer steps are left than were taken to train
-    them; raises `fault` where no step is left."""
+    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None."""
     state = checkpointer.reload(sharding.own_part(run.module, run.optimizer))
-    left = policy.max_steps - run.progress.step
     if state is not None:
         run.load_weights(state)
         came_from = f"se restauran los pesos de {checkpointer.last}"
-    elif not left:
-        raise fault
-    elif left < run.progress.step and _finite(run):
-        return ("no hay punto de control, ni quedan pasos para aprender otra vez lo aprendido: los pesos se quedan "
-                "como están")
+    elif at_the_end:
+        raise at_the_end
     else:
         reinitialise()
+        run.progress.fresh = run.progress.step
         run.optimizer.state.clear()
         came_from = "no hay punto de control: se reinician los pesos"
     dist.broadcast_weights(run.module)

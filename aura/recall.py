@@ -37,6 +37,8 @@ def arguments(args, state, fixed, flag, note):
     replaced = {name: value for name, value in before.items() if f"asked_{name}" in before}
     before = before | {name: before[f"asked_{name}"] for name in replaced}
     given = {name for name in args.given if getattr(args, name) != "auto"}
+    if all(getattr(args, name) == replaced[name] for name in given & replaced.keys()):
+        given -= replaced.keys()  # as the run itself said that it went on
     asked = {name for name in given if name in before and getattr(args, name) != before[name]}
     old, new = before.get("tokenizer"), args.tokenizer
     if old and new and Path(old).resolve() == Path(new).resolve():

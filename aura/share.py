@@ -10,7 +10,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import placement, tokens
-from aura.dataset import Dataset, read, size_of
+from aura.dataset import Dataset, read, size_of, unused
 from aura.errors import UserError
 from aura.files import building, explain, put_in_place, remove_abandoned, require_writable_directory, write_json
 from aura.processes import boot
@@ -29,6 +29,8 @@ def share_out(dist, dataset, data_dir):
     have = dist.main or _has_intact(dist, meta, final)
     if not have:
         require_writable_directory(data_dir, "--data-dir")
+        with unused(final):
+            pass  # or it would be found out once all has been sent
     places = dist.gather_objects((have, _place(data_dir)))
     needy = sorted({place: rank for rank, (has, place) in reversed(list(enumerate(places))) if not has}.values())
     if needy:
@@ -77,7 +79,8 @@ def _transfer(dist, meta, dataset, final, group):
             for name, sha256 in Dataset(target, meta).files():
                 _require_whole(dist, name, sha256, _receive_file(target / name, group, _skipped(name)))
             write_json(target / "dataset.json", meta)
-            put_in_place(target, final)
+            with unused(final):
+                put_in_place(target, final)
     except OSError as problem:
         raise UserError(f"[rango {dist.rank}] {str(final.parent)!r}: no se pueden guardar los datos recibidos "
                         f"({explain(problem)}); haga sitio, o indique otra carpeta con --data-dir") from problem

@@ -218,6 +218,14 @@ def _about(config, vocabulary):
     return {"config": asdict(config), "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
 
 
+def _bytes_of(file):
+    """What a file holds, None where it is missing or may not be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
 def _require_same(state, path, constants, earlier=()):
     """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
     has rank 0's, so all of them find it and one tells. earlier: as require_resumable() takes it."""
@@ -235,7 +243,7 @@ def _require_same(state, path, constants, earlier=()):
         theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
         if not tokenizers.same_pieces(theirs, ours):
             for file in earlier:
-                if file.is_file() and file.read_bytes() == theirs:
+                if _bytes_of(file) == theirs:
                     way_out = f"si el texto ha cambiado, siga con el de antes, --tokenizer {file}; si no, {way_out}"
             raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
     except KeyError as problem:

@@ -277,15 +277,20 @@ def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_w
     assert not list((tmp_path / "a").glob("*.pt"))
 
 
-@pytest.mark.parametrize("step, kept", [(5, False), (6, True)])
-def test_nan_past_the_middle_before_any_checkpoint_keeps_what_has_been_learnt(tmp_path, shards, step, kept):
+@pytest.mark.parametrize("steps, kept", [((5,), False), ((6,), True), ((9, 10), True)])
+def test_nan_past_the_middle_before_any_checkpoint_keeps_what_has_been_learnt(tmp_path, shards, steps, kept):
     """Nobody wants a model begun anew with fewer steps left than this one has had."""
-    how = {"max_steps": 10, "checkpoint_freq": 0, "ema": 0.5}
-    run = Run(folder(tmp_path, "a"), shards, spoil={2 * step}, **how).go()
-    skipped = Run(folder(tmp_path, "b"), shards, spoil={2 * step}, nan_policy="skip", **how).go()
-    assert ("se quedan como están" in (tmp_path / "a" / "events.log").read_text()) == kept
-    assert (run.losses()[step] == skipped.losses()[step]) == kept and run.result[0].lr_scale == 0.5
-    assert len(run.average.weights) and all(torch.isfinite(p).all() for p in run.average.weights.values())
+    how = {"max_steps": 10, "checkpoint_freq": 0, "ema": 0.5, "spoil": {2 * step for step in steps}}
+    run = Run(folder(tmp_path, "a"), shards, **how).go()
+    skipped = Run(folder(tmp_path, "b"), shards, nan_policy="skip", **how).go()
+    assert same_weights(run, skipped) == kept and run.result[0].lr_scale == (1.0 if kept else 0.5)
+    assert ("se salta este paso" in (tmp_path / "a" / "events.log").read_text()) == kept
+
+
+def test_nans_past_the_middle_before_any_checkpoint_save_what_has_been_learnt_before_they_end_the_run(tmp_path, shards):
+    with pytest.raises(TrainingFault, match="por 3.ª vez sin avanzar.*; último punto de control: .*ckpt-00000009.pt"):
+        Run(folder(tmp_path, "a"), shards, spoil={14, 16, 18}, max_steps=10, checkpoint_freq=0).go()
+    assert (tmp_path / "a" / "ckpt-00000009.pt").exists()
 
 
 def test_nan_at_the_end_keeps_what_has_been_learnt_since_the_last_checkpoint(tmp_path, shards):

@@ -503,7 +503,9 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
     code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
     assert code == 0 and "se sigue con --batch_size 1 --gradient_accumulation_steps 4" in output
     assert int(rows(tmp_path / "s")[-1]["tokens"]) == 3 * 4 * 32, "as many sequences a step as before"
-    for steps, sequences, more in ((4, 16, []), (5, 20, []), (6, 28, ["--gradient_accumulation_steps", 4])):
+    for steps, sequences, more in ((4, 16, []), (5, 20, ["--batch_size", 1, "--gradient_accumulation_steps", 4]),
+                                   (6, 28, ["--gradient_accumulation_steps", 4, "--batch_size", 2])):
         code, output = train(tmp_path, *options, "--max_steps", steps, *more)
         assert code == 0 and int(rows(tmp_path / "s")[-1]["tokens"]) == sequences * 32, output
-        assert ("Se sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (not more)
+        assert ("Se sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (steps < 6)
+        assert ("Cambia respecto al punto de control: --gradient_acc" in output) == (steps == 6)
