@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 
-from aura import backend, distributed, share
+from aura import backend, distributed, files, share
 from aura.dataset import Dataset
 from aura.errors import TrainingFault, UserError
 from tests.support import ROOT, Process, free_port, ranks, run, run_ranks
@@ -317,6 +317,15 @@ def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_pa
                            gather_objects=lambda mine: [(True, "a"), (False, "b"), mine],
                            run_on_main=lambda work: done.append("main"), barrier=lambda: done.append("barrier"))
     assert share.share_out(dist, None, tmp_path).meta == meta and done == [[0, 1], "main", "barrier"]
+
+
+def test_data_that_a_training_reads_here_are_not_replaced_by_rank_0s(tmp_path):
+    (tmp_path / "libro").mkdir()
+    held = files.lock(tmp_path / "libro", shared=True)
+    dist = SimpleNamespace(main=False, rank=1, broadcast_tree=lambda _: ({"sha256": "1"}, "libro"))
+    with pytest.raises(UserError, match="está entrenando con los datos de '.*/libro', que se .* otra --data-dir"):
+        share.share_out(dist, None, tmp_path)
+    os.close(held)
 
 
 def test_who_has_no_room_for_the_data_is_told_the_way_out(tmp_path, monkeypatch):
