@@ -22,7 +22,7 @@ from aura.signals import Abandoned, orderly_stop
 from aura.sync import Exact
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
-GOOD_STEPS = 50  # without a fault, after which nan_policy skip counts faults from 0 again: 2 % of all may be lost
+GOOD_STEPS = 50  # without a fault, after which skipped ones count from 0 again: 2 % of all steps may be lost
 SMALLEST_LOSS_SCALE = 1.0  # an fp16 scale below this means the gradients themselves are not finite
 
 
