@@ -90,7 +90,10 @@ def lock(path, shared=False):
     except ImportError:
         raise OSError(errno.ENOLCK, "no locks") from None
     how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT  # NFS locks what may be written
-    descriptor = os.open(path, how, 0o666)
+    try:
+        descriptor = os.open(path, how, 0o666)
+    except PermissionError:  # another user's, as root's of a container is: elsewhere what may be read can be locked
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if not os.fstat(descriptor).st_nlink:  # whoever had it has removed it since it was opened (see take_back)

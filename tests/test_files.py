@@ -88,6 +88,23 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
     files.hold(tmp_path, "--output-dir")
 
 
+def test_a_folder_in_use_by_another_user_is_not_taken(tmp_path, monkeypatch):
+    """A run in a container leaves a lock that is root's: who may write into the folder may only read that."""
+    opened = os.open
+
+    def as_another_user(path, how, *mode):
+        if how & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, how, *mode)
+
+    (tmp_path / "hold.py").write_text(HOLD)
+    with Process([tmp_path / "hold.py", tmp_path], tmp_path) as process:
+        process.wait_for("mía")
+        monkeypatch.setattr(files.os, "open", as_another_user)
+        with pytest.raises(UserError, match="otra ejecución.*--output-dir"):
+            files.hold(tmp_path, "--output-dir")
+
+
 def test_a_lock_whose_holder_has_just_removed_it_is_not_taken(tmp_path, monkeypatch):
     opened = os.open
 
