@@ -183,10 +183,9 @@ def train(args, dist, task, clock):
     reporter.start(first, run.progress.logged, again=run.progress.owed is not None)
     with orderly_stop() as request:  # also while model and figures are written: no signal cuts that short
         try:
-            progress, stopped = loop.train(
-                ready.model, start.injected(answer_loss, dist), loader, optimizer, ready.at_step(schedule),
-                checkpointer, reporter, policy, dist, precision, sync=run.sync, progress=run.progress,
-                average=run.average, evaluate=evaluation,
+            stopped = loop.train(
+                ready.model, run, start.injected(answer_loss, dist), ready.at_step(schedule), checkpointer, reporter,
+                policy, dist, evaluate=evaluation,
                 reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
         finally:
             reporter.close()
@@ -197,7 +196,7 @@ def train(args, dist, task, clock):
         if path:
             dist.print(f"Cifras de esta ejecución: {path}")
         if stopped:
-            return start.leave_stopped(args, dist, progress, stopped, checkpointer)
+            return start.leave_stopped(args, dist, run.progress, stopped, checkpointer)
         dist.barrier()
         return EXIT_OK
 

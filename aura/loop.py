@@ -19,7 +19,6 @@ from aura.ema import Average
 from aura.errors import OutOfMemory, TrainingFault, UserError, agreed
 from aura.files import explain
 from aura.signals import Abandoned, orderly_stop
-from aura.sync import Exact
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up
 GOOD_STEPS = 50  # without a fault, after which skipped ones count from 0 again: 2 % of all steps may be lost
@@ -136,24 +135,21 @@ def micro_seed(seed, step, number):
     return (mixed ^ (mixed >> 32)) % 2**63
 
 
-def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, policy, dist, precision, *,
-          sync=None, progress=None, average=None, begin_step=None, evaluate=None, sample=None, reinitialise=None,
-          clock=None):
+def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *, begin_step=None, evaluate=None,
+          sample=None, reinitialise=None, clock=None):
     """Train `model` until policy.max_steps or until a signal asks every rank to stop.
 
-    model: the module, cut by dist.shard, wrapped by sync.wrap, or neither. loss_fn(model, batch) -> (sum of the losses
+    model: what runs forward, run.module or what run.sync.wrap() made of it. loss_fn(model, batch) -> (sum of the losses
     of the tokens that count, how many count), both on the device or plain. schedule(step) -> learning rate.
-    sync: how ranks agree, by default on every step. average: an ema.Average of the weights, which evaluate and sample
-    then see. begin_step(step): called before each step with its 0-based number. evaluate(request) -> dict of metrics,
-    on all ranks, which a StopRequest may end (see sharding.in_step). sample(step) -> None, on all ranks.
-    reinitialise(): fresh weights, for a NaN before any checkpoint. clock: a Clock that somebody reads. Returns
-    (Progress, number of the signal that ended the run or 0): all steps may be done, and the last evaluation left.
+    begin_step(step): called before each step with its 0-based number. evaluate(request) -> dict of metrics, on all
+    ranks, which a StopRequest may end (see sharding.in_step). sample(step) -> None, on all ranks. reinitialise(): fresh
+    weights, for a NaN before any checkpoint. clock: a Clock that somebody reads. Returns the number of the signal that
+    ended the run or 0: all steps may be done, and the last evaluation left.
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, memory is not enough, a rank is lost or
     nothing can be saved.
     """
-    module = plain(model)
-    sync, average, progress = sync or Exact(dist), average or Average(module), progress or Progress()
-    run = Run(module, optimizer, precision, loader, average, sync, progress)
+    module, optimizer, precision, loader = run.module, run.optimizer, run.precision, run.loader
+    average, sync, progress = run.average, run.sync, run.progress
     clock = clock or Clock(dist)
     sharding.time_exchanges(module, clock)
     clock.begin(progress.step, policy.max_steps)
@@ -251,7 +247,7 @@ def train(model, loss_fn, loader, optimizer, schedule, checkpointer, reporter, p
     if progress.step >= policy.max_steps and progress.owed is None:
         stop = 0  # it came too late
     clock.end(stop)
-    return progress, stop
+    return stop
 
 
 def _due(step, interval):
@@ -284,11 +280,6 @@ def _evaluate_owed(progress, evaluate, request, reporter, dist):
     if not stop:
         progress.owed = None
     return stop
-
-
-def plain(model):
-    """The module itself, without DistributedDataParallel's wrapper."""
-    return getattr(model, "module", model)
 
 
 @products.step()

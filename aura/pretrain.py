@@ -213,10 +213,9 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
         reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
         with orderly_stop():  # also while the model is handed over, which no signal cuts short
             try:
-                progress, stopped = loop.train(
-                    ready.model, start.injected(loss_fn, dist), loader, optimizer, ready.at_step(schedule),
-                    checkpointer, reporter, policy, dist, precision, sync=run.sync, progress=run.progress,
-                    average=run.average, begin_step=begin_step and ready.at_step(begin_step),
+                stopped = loop.train(
+                    ready.model, run, start.injected(loss_fn, dist), ready.at_step(schedule), checkpointer, reporter,
+                    policy, dist, begin_step=begin_step and ready.at_step(begin_step),
                     evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                     sample=make_sample(args, dist, module, tokenizer, reporter, precision),
                     reinitialise=lambda: sharding.load_whole(
@@ -224,11 +223,11 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
             finally:
                 reporter.close()
             if stopped:
-                return start.leave_stopped(args, dist, progress, stopped, checkpointer)
+                return start.leave_stopped(args, dist, run.progress, stopped, checkpointer)
             with run.as_delivered():
                 weights = collect(module.state_dict(), dist)
                 dist.run_on_main(lambda: output.save_output(
-                    args, weights, config, data, tokenizer, progress, description, checkpointer.named(),
+                    args, weights, config, data, tokenizer, run.progress, description, checkpointer.named(),
                     output.used(args, dist, precision, optimizer)))
             dist.barrier()
             if dist.grouped:

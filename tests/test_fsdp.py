@@ -54,8 +54,8 @@ def train(dist, folder, shards, *, shard, precision="fp32", checkpointing=False,
     policy = loop.Policy(STEPS, BATCH * 8 // ACCUM // dist.world_size, grad_accum=ACCUM, log_interval=1,
                          eval_interval=1, checkpoint_freq=freq, grad_clip=0.5)
     with loader:
-        loop.train(dist.wrap(model), loss_fn, loader, optimizer, lambda step: 1e-2 / (1 + step), keeper, notes, policy,
-                   dist, precision, progress=run.progress, average=average, evaluate=evaluate,
+        loop.train(dist.wrap(model), run, loss_fn, lambda step: 1e-2 / (1 + step), keeper, notes, policy, dist,
+                   evaluate=evaluate,
                    reinitialise=lambda: sharding.load_whole(model, gpt.GPT(CONFIG).init_weights(1).state_dict()))
     return notes
 

@@ -28,6 +28,8 @@ from types import SimpleNamespace
 import torch
 import aura.clock
 from aura import checkpoint, cli, distributed, heartbeat, loop
+from aura.ema import Average
+from aura.sync import Exact
 
 heartbeat.INTERVAL_SECONDS, aura.clock.WINDOW_SECONDS = 0.1, 0.3
 case, slow_s, stuck_at = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
@@ -72,9 +74,10 @@ def train(steps, clock):
     wrapped = dist.wrap(model)
     if not dist.sharded:
         wrapped._set_ddp_runtime_logging_sample_rate(1)
-    loop.train(wrapped, answer, Loader(), optimizer, lambda step: 1e-4, checkpoint.Checkpointer(".", dist), reporter,
-               loop.Policy(steps, 4, grad_accum=2, log_interval=0, eval_interval=10), dist,
-               loop.Precision("fp32", dist.device), clock=clock, evaluate=lambda _: {"val_loss": time.sleep(0.05) or 0},
+    run = loop.Run(model, optimizer, loop.Precision("fp32", dist.device), Loader(), Average(model), Exact(dist))
+    loop.train(wrapped, run, answer, lambda step: 1e-4, checkpoint.Checkpointer(".", dist), reporter,
+               loop.Policy(steps, 4, grad_accum=2, log_interval=0, eval_interval=10), dist, clock=clock,
+               evaluate=lambda _: {"val_loss": time.sleep(0.05) or 0},
                begin_step=lambda step: None if dist.sharded else ddp.append(waited(wrapped)))
     return [vars(window) for window in clock.windows], sorted(ddp[1:])[:1]
 

@@ -64,24 +64,20 @@ class Run:
         loss, count = loss_fn(model, batch)
         return (loss * float("nan") if self.calls in self.spoil else loss), count
 
-    def restore(self, state):
+    def restore(self, state=None):
         run = loop.Run(self.model, self.optimizer, self.precision, self.loader, self.average, Exact(Session()))
-        run.restore(state)
-        return run.progress
+        if state:
+            run.restore(state)
+        return run
 
-    def go(self, resume=False, **more):
-        progress = more.pop("progress", None)
-        if resume:
-            progress = self.restore(self.keeper.load("auto"))
-        if progress:
-            self.reporter.start(progress.step, progress.logged, again=progress.owed is not None)
-        else:
-            self.reporter.start(0)
+    def go(self, resume=False, run=None, **more):
+        run = run or self.restore(self.keeper.load("auto") if resume else None)
+        self.reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
         with self.loader:
-            self.result = loop.train(
-                self.model, self.loss, self.loader, self.optimizer, lambda step: 1e-2 / (1 + step), self.keeper,
-                self.reporter, self.policy, Session(), self.precision, progress=progress, average=self.average,
-                begin_step=self.begun.append, reinitialise=lambda: self.model.init_weights(0), **more)
+            stopped = loop.train(
+                self.model, run, self.loss, lambda step: 1e-2 / (1 + step), self.keeper, self.reporter, self.policy,
+                Session(), begin_step=self.begun.append, reinitialise=lambda: self.model.init_weights(0), **more)
+        self.result = run.progress, stopped
         self.reporter.close()
         return self
 
@@ -312,8 +308,7 @@ def test_a_nan_after_going_on_from_elsewhere_goes_back_there_with_what_is_asked_
     again = Run(tmp_path / "new", shards, spoil={1}, max_steps=7, checkpoint_freq=0)
     again.optimizer = optim.adamw(again.model, 1e-2, 0.7, betas=(0.9, 0.5))
     state = again.keeper.load(str(tmp_path / "old" / "ckpt-00000004.pt"))
-    progress = again.restore(state)
-    again.go(progress=progress)
+    again.go(run=again.restore(state))
     assert f"se restauran los pesos de {tmp_path}/old/ckpt-00000004.pt" in (tmp_path / "new/events.log").read_text()
     assert [(group["weight_decay"], group["betas"]) for group in again.optimizer.param_groups] == [
         (0.7, (0.9, 0.5)), (0.0, (0.9, 0.5))]

@@ -80,7 +80,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
             raise by
         windows.extend(zlib.crc32(row.numpy().tobytes()) for row in batch)
         if call % ACCUM == 1:
-            weights.append(crc(loop.plain(model).parameters()))
+            weights.append(crc(run.module.parameters()))
             common.append(crc(synced.weights or ()))
         loss, count = next_token_loss(model, batch)
         return loss * (float("nan") if (dist.rank, call) in spoil else 1.0), count
@@ -100,10 +100,9 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
         with synced.agreed():
             begun = crc(model.parameters())
         try:
-            _, stopped = loop.train(
-                synced.wrap(model), loss_fn, loader, optimizer, lambda step: 1e-2 / (1 + step), keeper, notes, policy,
-                dist, precision, sync=synced, progress=run.progress, average=average, evaluate=evaluate,
-                reinitialise=lambda: model.init_weights(0))
+            stopped = loop.train(
+                synced.wrap(model), run, loss_fn, lambda step: 1e-2 / (1 + step), keeper, notes, policy, dist,
+                evaluate=evaluate, reinitialise=lambda: model.init_weights(0))
         except TrainingFault as problem:
             fault = str(problem)
         except Killed:
