@@ -71,10 +71,6 @@ class BucketLoader:
         """The position after the last complete global batch that next() has delivered."""
         return {"seed": self.seed, "epoch": self.epoch, "samples": self.samples, "cell": self._order.cell}
 
-    def steps_left(self, epochs):
-        """How many global batches there are until `epochs` epochs have ended."""
-        return (epochs - 1 - self.epoch) * self.steps_per_epoch + (self.windows - self.samples) // self._global_batch
-
     @property
     def epoch_ended(self):
         """Whether the last global batch that next() has delivered was the last of its epoch."""

@@ -197,7 +197,8 @@ def length(args, dist, loader, progress):
     made of today's steps only: that of step - fewer, out of steps - fewer."""
     if args.max_steps:
         return args.max_steps, 0
-    whole, left = args.epochs * loader.steps_per_epoch, loader.steps_left(args.epochs)
+    whole, batch = args.epochs * loader.steps_per_epoch, args.batch_size * args.grad_accum * dist.world_size
+    left = (args.epochs - 1 - loader.epoch) * loader.steps_per_epoch + (loader.windows - loader.samples) // batch
     fewer = progress.step - (whole - left)
     if fewer:
         dist.print("Antes cada paso llevaba otros datos u otra cantidad: lo ya visto equivale a "

@@ -572,10 +572,6 @@ class TokenLoader:
             self.epoch, self.samples = after
         return slot
 
-    def steps_left(self, epochs: int) -> int:
-        """How many global batches there are until `epochs` epochs have ended."""
-        return (epochs - 1 - self.epoch) * self.steps_per_epoch + (self.windows - self.samples) // self._global_batch
-
     @property
     def epoch_ended(self) -> bool:
         """Whether the last global batch that next() has delivered was the last of its epoch."""
