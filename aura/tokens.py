@@ -506,10 +506,8 @@ class TokenLoader:
         world_size: int = 1,
         grad_accum: int = 1,
         device: str | torch.device = "cpu",
-        epoch: int = 0,
-        samples: int = 0,
     ):
-        """Raises UserError for unusable files, for too little text, and for a position outside the epoch."""
+        """Raises UserError for unusable files and for too little text."""
         if min(seq_len, batch_size, grad_accum, world_size) < 1 or not 0 <= rank < world_size:
             raise ValueError(f"{seq_len=} {batch_size=} {grad_accum=} {rank=} {world_size=}")
         stream = _Stream(paths, seq_len, vocab_size)
@@ -525,7 +523,7 @@ class TokenLoader:
             )
         self._ring = _Ring(stream, batch_size, device, lent=grad_accum)
         self._ahead: deque[tuple[int, tuple[int, int] | None]] = deque()
-        self._start(seed, epoch, samples)
+        self._start(seed, 0, 0)
 
     def _start(self, seed: int, epoch: int, samples: int) -> None:
         if epoch < 0 or not 0 <= samples <= self.windows:
