@@ -39,7 +39,6 @@ class Example:
     question: str
     context: str
     answers: list[tuple[str, int]]
-    title: str = ""
 
     def place(self):
         """(start, end) of the first answer that is where it says, as characters of the context, or None."""
@@ -180,11 +179,11 @@ def _only(folder, *patterns):
 
 
 def _examples(records, problems, source):
-    """The usable ones of `records`, (where, title, context, question) each, in order."""
+    """The usable ones of `records`, (where, context, question) each, in order."""
     examples = {}
-    for where, title, context, record in records:
+    for where, context, record in records:
         with problems.noting(where):
-            example = _example(title, context, record, lambda where=where: problems.add(
+            example = _example(context, record, lambda where=where: problems.add(
                 "una respuesta no está donde dice answer_start: no se entrena con ella", where))
             if example.id in examples:
                 raise _Unusable("el id ya es de otra pregunta: esta no se usa")
@@ -196,7 +195,7 @@ def _examples(records, problems, source):
     return list(examples.values())
 
 
-def _example(title, context, record, misplaced):
+def _example(context, record, misplaced):
     """The Example of one element of "qas"; calls `misplaced` for each answer that is not where it says."""
     if isinstance(record, dict) and record.get("is_impossible"):
         raise _Unusable("pregunta sin respuesta posible (SQuAD v2), que no se admite: no se usa")
@@ -214,7 +213,7 @@ def _example(title, context, record, misplaced):
         answers.append((text, start))
     if not answers:
         raise _Unusable("pregunta sin respuestas: no se usa")
-    return Example(name, question, context, answers, title if isinstance(title, str) else "")
+    return Example(name, question, context, answers)
 
 
 def _take(record, key, kind):
@@ -236,7 +235,7 @@ def _encodable(text):
 
 
 def _from_file(path, problems):
-    """Yield (where, title, context, element of "qas") for each question of a file."""
+    """Yield (where, context, element of "qas") for each question of a file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         if not text.strip():
@@ -270,7 +269,7 @@ def _from_file(path, problems):
                 with problems.noting(where):
                     context = _take(paragraph, "context", str)
                     for q, record in enumerate(_take(paragraph, "qas", list)):
-                        yield f"{where}.qas[{q}]", article.get("title"), context, record
+                        yield f"{where}.qas[{q}]", context, record
 
 
 def _from_hub(repository, configuration, problems):
@@ -284,14 +283,14 @@ def _from_hub(repository, configuration, problems):
 
 
 def _from_table(table, name, problems):
-    """Yield (where, title, context, question as an element of "qas") for each row."""
+    """Yield (where, context, question as an element of "qas") for each row."""
     for number, row in enumerate(table):
         where = f"{name}[{number}]"
         with problems.noting(where):
             answers = row.get("answers") if isinstance(row.get("answers"), dict) else {}
             pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
             record = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
-            yield where, row.get("title"), _take(row, "context", str), record
+            yield where, _take(row, "context", str), record
 
 
 # ---- Windows --------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_the_sample_is_what_it_says():
     assert all(60 <= len(context.split()) <= 110 for context in counts)
     for example in examples:
         [(text, start)] = example.answers
-        assert example.context[start:start + len(text)] == text and example.title
+        assert example.context[start:start + len(text)] == text
         assert example.context.count(text) == 1 or start != example.context.find(text) or len(text) < 12
     train, validation, problems = squad.open_data("muestra")
     assert (train, validation, problems.lines()) == (examples, None, [])
