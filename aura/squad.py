@@ -408,8 +408,8 @@ def _maximum_contexts(firsts, size, tokens):
 def predict(examples, found, start_logits, end_logits, n_best=20, longest=30):
     """({id: answer}, {id: [{"text", "probability", "start_logit", "end_logit"}, best first]}) by run_squad's rules.
 
-    found: the Features of `examples`. start_logits, end_logits: for each window and token, of any floating type:
-    [windows, length of the longest or more], or [tokens] in the order of found.ids, or a list of one array per window.
+    found: the Features of `examples`. start_logits, end_logits: of each window those of its tokens, of any floating
+    type, and perhaps more behind them.
     n_best: starts and ends looked at per window, and answers kept per question, each text once. longest: tokens of an
     answer at most.
 
@@ -420,17 +420,11 @@ def predict(examples, found, start_logits, end_logits, n_best=20, longest=30):
     """
     candidates = [[] for _ in examples]
     for window, number in enumerate(found.example):
-        scores = [np.asarray(_row(logits, found, window), np.float64) for logits in (start_logits, end_logits)]
+        scores = [np.asarray(logits[window], np.float64) for logits in (start_logits, end_logits)]
         candidates[number].append((found.first_token[window], *_spans(found, window, *scores, n_best, longest)))
     lists = {example.id: _n_best(example, windows, found, n_best)
              for example, windows in zip(examples, candidates, strict=True)}
     return {name: answers[0]["text"] for name, answers in lists.items()}, lists
-
-
-def _row(logits, found, window):
-    if isinstance(logits, np.ndarray) and logits.ndim == 1:
-        return logits[found.offsets[window]:found.offsets[window + 1]]
-    return logits[window]
 
 
 def _spans(found, window, start_logits, end_logits, n_best, longest):

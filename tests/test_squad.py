@@ -312,7 +312,7 @@ def test_windows_of_the_unusual(tokenizer):
     assert "bro" in answers["part of a word"]
     nothing = squad.features([], tokenizer)
     assert len(nothing) == len(nothing.ids) == 0 and nothing.offsets.tolist() == [0]
-    assert squad.predict([], nothing, np.zeros(0), np.zeros(0)) == ({}, {})
+    assert squad.predict([], nothing, [], []) == ({}, {})
 
 
 @pytest.mark.parametrize("sizes", [(40, 30, 8), (40, 0, 8), (12, 1, 9), (40, 5, 0)])
@@ -324,11 +324,16 @@ def test_windows_that_leave_gaps_are_refused(examples, tokenizer, sizes):
 # ---- Answers --------------------------------------------------------------------------------------------------------
 
 
+def by_window(found, logits):
+    """Logits in the order of the tokens, cut for predict()."""
+    return [np.split(row, found.offsets[1:-1]) for row in logits]
+
+
 def gold(found):
-    """Logits, in the order of the tokens, of a model that knows the answers."""
+    """Logits of a model that knows the answers."""
     logits = np.zeros((2, len(found.ids)))
     logits[0, found.offsets[:-1] + found.start] = logits[1, found.offsets[:-1] + found.end] = 9
-    return logits
+    return by_window(found, logits)
 
 
 def test_right_logits_give_right_answers(examples, tokenizer):
@@ -358,7 +363,7 @@ def predicted_by_definition(example, windows, n_best, longest):
 @pytest.mark.parametrize(("n_best", "longest"), [(20, 30), (3, 4)])
 def test_answers_are_run_squads(examples, tokenizer, found, n_best, longest):
     logits = np.random.default_rng(0).integers(-12, 12, size=(2, len(found.ids))) / 4  # many are equal
-    answers, lists = squad.predict(examples, found, *logits, n_best=n_best, longest=longest)
+    answers, lists = squad.predict(examples, found, *by_window(found, logits), n_best=n_best, longest=longest)
     i = 0
     for example in examples:
         windows = []
@@ -372,14 +377,12 @@ def test_answers_are_run_squads(examples, tokenizer, found, n_best, longest):
     padded = np.full((2, len(found), 50), 99.0, np.float32)  # what stands behind a window must not count
     inside = np.arange(50) < found.lengths[:, None]
     padded[:, inside] = logits
-    in_lists = [[row[mask] for row, mask in zip(rows, inside, strict=True)] for rows in padded]
-    for other in (padded, in_lists):
-        assert squad.predict(examples, found, *other, n_best=n_best, longest=longest)[0] == answers
+    assert squad.predict(examples, found, *padded, n_best=n_best, longest=longest)[0] == answers
 
 
 def test_logits_that_are_no_numbers(examples, found):
     logits = np.full((2, len(found.ids)), np.nan)
-    answers, lists = squad.predict(examples, found, *logits)
+    answers, lists = squad.predict(examples, found, *by_window(found, logits))
     assert set(answers.values()) == {""}
     assert lists[examples[0].id] == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
 
