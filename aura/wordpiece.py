@@ -41,8 +41,8 @@ class WordPiece:
     """A vocabulary and the rules of BERT.
 
     vocab: {piece: id}. lowercase: for an uncased vocabulary. strip_accents: None as BERT does it, with lowercase only.
-    pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens, mask_id None where there is none. sha256: of
-    the vocabulary and the rules. Raises UserError when a special token but [MASK] is missing.
+    pad_id, unk_id, cls_id, sep_id: ids of the special tokens. sha256: of the vocabulary and the rules. Raises UserError
+    when a special token but [MASK] is missing.
     """
 
     def __init__(self, vocab, lowercase=True, strip_accents=None):
@@ -51,7 +51,7 @@ class WordPiece:
             raise UserError(f"al vocabulario WordPiece le falta {', '.join(missing)}: use el de un modelo BERT")
         self.vocab = vocab
         self.vocab_size = max(vocab.values()) + 1
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(vocab.get, SPECIAL)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id = map(vocab.get, SPECIAL[:4])
         self.lowercase = lowercase
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         identity = [self.lowercase, self.strip_accents, list(vocab.items())]
@@ -162,18 +162,18 @@ def _words(text, characters):
 # ---- Vocabularies ---------------------------------------------------------------------------------------------------
 
 
-def load(path, lowercase=None):
+def load(path):
     """The WordPiece of a folder (vocab.txt, and tokenizer_config.json where there is one) or of a vocab.txt.
 
-    lowercase: None to find out from the configuration or, where that does not say, from the vocabulary: one without
-    capitals is uncased.
+    Whether text is lowercased the configuration says or, where it does not, the vocabulary: one without capitals is
+    uncased.
     Raises UserError naming the file and what is wrong with it.
     """
     path = path_called(path, repr(str(path)))
     file = path / "vocab.txt" if path.is_dir() else path
     vocab = _read_vocab(file)  # first, as its message says best why a folder cannot be entered
     config = _read_config(file.with_name("tokenizer_config.json"))
-    lowercase = config.get("do_lower_case") if lowercase is None else lowercase
+    lowercase = config.get("do_lower_case")
     if lowercase is None:
         lowercase = all(piece == piece.lower() for piece in vocab if not piece.startswith("["))
     try:
