@@ -270,7 +270,7 @@ def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, uni
         dist.print(f"Sincronización diloco: cada proceso da {args.sync_every} pasos por su cuenta entre dos acuerdos, "
                    f"{max(1, steps // args.sync_every)} en todo el entrenamiento (--sync-lr {lr:.3g} --sync-momentum "
                    f"{momentum:.3g}); se validan y se guardan los pesos acordados.")
-        if sync.few_agreements(args, steps):
+        if steps < sync.FEW_AGREEMENTS * args.sync_every:
             dist.print("Con tan pocos acuerdos, los mismos tokens en lotes menores pueden enseñar más: «Lotes "
                        "menores» en docs/wsl2.md.")
         return DiLoCo(dist, module, args.sync_every, lr, momentum)

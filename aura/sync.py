@@ -18,7 +18,7 @@ DETAILS = ("sync_every", "sync_lr", "sync_momentum")  # of diloco
 DEVICE_BYTES = {"fp16": 4, "diloco": 12}  # of each parameter, besides weights, gradients and the optimiser's
 SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
-FEW_AGREEMENTS = 100  # fewer, and what each machine learns of the other comes late: docs/wsl2.md
+FEW_AGREEMENTS = 100  # fewer, and smaller batches are worth their cost: docs/wsl2.md
 # A momentum of m remembers 1 / (1 - m) agreements, and what it still holds when the run ends is lost: at most one in so
 # many of the run's. docs/wsl2.md has the losses at 26 and 104 agreements, with this and as published.
 RECALL, FEW_LR, FEW_MOMENTUM = 30, 0.9, 0.5
@@ -134,11 +134,6 @@ def outer_step(args, steps):
     lr = FEW_LR + (SYNC_LR - FEW_LR) * (momentum - FEW_MOMENTUM) / (SYNC_MOMENTUM - FEW_MOMENTUM)
     return (lr if args.sync_lr is None else args.sync_lr,
             momentum if args.sync_momentum is None else args.sync_momentum)
-
-
-def few_agreements(args, steps):
-    """Whether a run of so many steps agrees so seldom that smaller batches are worth their cost."""
-    return steps < FEW_AGREEMENTS * args.sync_every
 
 
 def name_run(dist):
