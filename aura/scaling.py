@@ -150,8 +150,9 @@ def _tell(args, dist, config, figures):
     dist.print(f"Rendimiento con {dist.world_size} proceso{'s' * (dist.world_size > 1)}: {rate:.0f} tokens/s (pasos de "
                f"{figures['fastest_s']:.3f} a {figures['slowest_s']:.3f} s)")
     if dist.world_size > 1:
-        dist.print(f"Comunicación: {share(rate, figures['without_exchange']):.1f} % (sin intercambiar gradientes, "
-                   f"{figures['without_exchange']:.0f} tokens/s)")
+        alone = figures["without_exchange"]
+        dist.print(f"Comunicación: {100 * max(0.0, 1 - rate / alone):.1f} % (sin intercambiar gradientes, {alone:.0f} "
+                   "tokens/s)")
         dist.print(f"Eficiencia de escala: {100 * rate / dist.world_size / one['tokens_per_s']:.1f} % de "
                    f"{dist.world_size} veces un proceso ({one['tokens_per_s']:.0f} tokens/s)" if one else
                    "Eficiencia de escala: falta la cifra de un proceso; repita la orden con uno solo y --benchmark")
@@ -167,8 +168,3 @@ def yardsticks(measured, world_size):
     one, these = measured.get(1), measured.get(world_size)
     return {"ideal": world_size * one["tokens_per_s"] if one and world_size > 1 else None,
             "unexchanged": these["without_exchange"] if these and world_size > 1 else None}
-
-
-def share(rate, without_exchange):
-    """Percentage of the time that exchanging gradients takes."""
-    return 100 * max(0.0, 1 - rate / without_exchange)
