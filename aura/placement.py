@@ -65,13 +65,8 @@ def _from_slurm(env):
     two jobs on one node do not meet, and lies below those that Linux gives to connections (32768 on, ip(7))."""
     job = re.sub(r"\D", "", env.get("SLURM_JOB_ID", "")) or 0
     return {"rank": env["SLURM_PROCID"], "world_size": env["SLURM_NTASKS"], "local_rank": env.get("SLURM_LOCALID", "0"),
-            "master_addr": env.get("MASTER_ADDR") or first_host(_slurm_list(env) or "127.0.0.1"),
+            "master_addr": env.get("MASTER_ADDR") or hosts(_slurm_list(env) or "127.0.0.1")[0],
             "master_port": env.get("MASTER_PORT") or 20000 + int(job) % 12000}
-
-
-def first_host(node_list):
-    """The first host of a Slurm node list: 'gpu[03-05,9],login' gives 'gpu03'."""
-    return hosts(node_list)[0]
 
 
 def hosts(node_list):

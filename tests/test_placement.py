@@ -58,7 +58,7 @@ def test_flags_win():
     ("n1", "n1"), ("n1,n2", "n1"), ("n[1-2]", "n1"), ("gpu-a[007,9]", "gpu-a007"), ("a[1-2]b,c", "a1b"),
     ("tux-3.uni.es,tux-4.uni.es", "tux-3.uni.es")])
 def test_first_host(hosts, first):
-    assert placement.first_host(hosts) == first
+    assert placement.hosts(hosts)[0] == first
 
 
 def test_hosts_of_a_job():
