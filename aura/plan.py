@@ -285,14 +285,9 @@ def worst_phase(job):
     return max(phases(job).items(), key=lambda item: sum(item[1].values()))
 
 
-def memory(job):
-    """Bytes by part of PARTS in the phase that needs most; their sum is peak(job)."""
-    return worst_phase(job)[1]
-
-
 def peak(job):
     """The most bytes a step holds at one time."""
-    return sum(memory(job).values())
+    return sum(worst_phase(job)[1].values())
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_a_plan_of_billions_allocates_nothing_and_takes_no_time():
     wanted = plan.Job(BILLIONS, 8, 4, "full", "bf16", "adamw", "cuda")
     started = time.process_time()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        parts = plan.memory(wanted)
+        _, parts = plan.worst_phase(wanted)
         plan.lines(wanted, card(80e9, 312e12), steps=100, steps_per_epoch=50)
     allocated = sum(max(0, event.nbytes()) for event in profile.profiler.kineto_results.events()
                     if event.name() == "[memory]")
@@ -164,7 +164,7 @@ def test_a_plan_of_billions_allocates_nothing_and_takes_no_time():
 
 def test_an_average_of_the_weights_takes_their_room_once_more():
     wanted = job(WIDE)
-    averaged = plan.memory(dataclasses.replace(wanted, ema=True))
+    _, averaged = plan.worst_phase(dataclasses.replace(wanted, ema=True))
     assert averaged["average"] == averaged["weights"]
     assert estimated_peak(dataclasses.replace(wanted, ema=True)) == estimated_peak(wanted) + averaged["weights"]
 
