@@ -82,7 +82,7 @@ class Examination:
 
     # ---- Asking all ranks -------------------------------------------------------------------------------------------
 
-    def gather(self, topic, value=None, limit=None, late=0):
+    def gather(self, topic, value, limit=None, late=0):
         """{rank: value} of the ranks that answered within `limit` seconds, as rank 0 has gathered it; the others become
         a finding. late: seconds by which rank 0 may begin after us. Raises PeerLost when rank 0 does not answer."""
         limit = limit or self.timeout
@@ -114,7 +114,6 @@ class Examination:
         try:
             return backend.within(limit + 1, ask)
         except (RuntimeError, TimeoutError) as problem:
-            self.alone = True
             raise self._lost_rank_0(topic) from problem
 
     def _wait(self, keys, limit):
@@ -154,7 +153,7 @@ class Examination:
             self.findings.append(verdict.missing(missing, self.peers, place, self.timeout))
         self._compare_facts(place)
         if self.kinds().isdisjoint({"missing", "silent"}):
-            self._note("Se mide la red entre las máquinas.")
+            self.dist.print("Se mide la red entre las máquinas.")
             self._measure_network()
         self.group_started = self.kinds().isdisjoint(STOP)
         if self.rank and self.group_started:
@@ -172,14 +171,10 @@ class Examination:
         self.watch.daemon = True
         self.watch.start()
 
-    def _note(self, text):
-        if self.rank == 0:
-            print(text, flush=True)
-
     def _compare_facts(self, place):
         folders = {"--checkpoint-dir": self.args.checkpoint_dir, "--data-dir": self.args.data_dir,
                    "--log-dir": LOG_FOLDER}
-        self._note(f"Se comparan los procesos: {len(self.peers)}.")
+        self.dist.print(f"Se comparan los procesos: {len(self.peers)}.")
         self.facts = self.gather("datos", facts.collect(place, self.peers, self.dist.device, folders))
         right, others = verdict.odd({rank: fact["code"]["hash"] for rank, fact in self.facts.items()})
         if others:
@@ -207,7 +202,7 @@ class Examination:
         """all_reduce, checked and timed; returns what is wrong with its sum and why the group broke, or None."""
         try:
             backend.check_all_reduce(dist.rank, dist.world_size, dist.device)
-            self._note("Se mide all_reduce.")
+            self.dist.print("Se mide all_reduce.")
             self.curve = allreduce.exchange_curve(dist)
         except TrainingFault as problem:
             return str(problem), None
@@ -225,7 +220,7 @@ class Examination:
 
     def measure_speed(self):
         """How fast each rank computes, one after another; one counts as slow if it is so in every attempt."""
-        self._note("Se mide el cálculo de cada proceso, uno tras otro.")
+        self.dist.print("Se mide el cálculo de cada proceso, uno tras otro.")
         slow = set(self.peers)
         for attempt in range(1, ATTEMPTS + 1):
             for rank in sorted(self.peers):
