@@ -466,11 +466,9 @@ def count(n: int, thing: Noun, figures: bool = False) -> str:
     return number + link + (thing.singular if n == 1 else thing.plural)
 
 
-def figure(n: float, decimals: int = 0) -> str:
-    """A number in figures: decimal comma, thousands parted by a space from five digits on."""
-    whole, _, part = f"{n:.{decimals}f}".partition(".")
-    whole = f"{int(whole):,}".replace(",", " ") if len(whole) > 4 else whole
-    return f"{whole},{part}" if part else whole
+def figure(n: int) -> str:
+    """A number in figures: thousands parted by a space from five digits on."""
+    return f"{n:,}".replace(",", " ") if n >= 10_000 else str(n)
 
 
 def clock(hour: int, minute: int = 0) -> str:

@@ -782,7 +782,7 @@ def _shopping(w: Writer) -> str:
     kilos, other = w.integer(2, 6), w.integer(2, 5)
     price, price2 = w.integer(4, 19), w.integer(3, 14)  # in tenths
     total = kilos * price + other * price2
-    paid = next(note for note in (50, 100, 200, 500, 1000) if note * 1 >= total)
+    paid = next(note for note in (50, 100, 200, 500, 1000) if note >= total)
     _let(
         w,
         fruta=first.plural,
