@@ -133,10 +133,10 @@ def recorded(args):
 def parse_record(line, gpus):
     """(Sample, [Beat]) of a line that --json wrote, or of a Sample alone; of the cards `gpus` only, None for all."""
     values = json.loads(line)
-    sample = sensors.from_dict(values.get("sample", values))
+    sample = sensors.typed(values.get("sample", values), sensors.Sample)
     if gpus is not None:
         sample = dataclasses.replace(sample, gpus=[gpu for gpu in sample.gpus if gpu.index in gpus])
-    return sample, [heartbeat.from_dict(beat) for beat in values.get("beats", [])]
+    return sample, [sensors.typed(beat, heartbeat.Beat) for beat in values.get("beats", [])]
 
 
 def watch(args, view):

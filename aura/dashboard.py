@@ -16,7 +16,7 @@ import time
 import unicodedata
 from pathlib import Path
 
-from aura import diagnosis, heartbeat, sensors
+from aura import diagnosis, heartbeat
 from aura.errors import UserError
 from aura.files import explain
 
@@ -231,8 +231,8 @@ def record(sample, beats, found):
     for beat in beats:
         if beat["loss"] is not None and not math.isfinite(beat["loss"]):
             beat["loss"] = None  # JSON has no NaN
-    rest = (json.dumps(part, ensure_ascii=False) for part in (beats, [dataclasses.asdict(one) for one in found]))
-    return '{{"sample": {}, "beats": {}, "findings": {}}}'.format(sensors.to_json(sample), *rest)
+    return json.dumps({"sample": dataclasses.asdict(sample), "beats": beats,
+                       "findings": [dataclasses.asdict(one) for one in found]}, ensure_ascii=False)
 
 
 def csv_row(sample, beats, found):

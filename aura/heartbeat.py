@@ -79,16 +79,10 @@ def read(log_dir):
     for path in Path(log_dir, FOLDER).glob("*.json"):
         if NAME.fullmatch(path.name):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-                beat = from_dict(json.loads(path.read_text(encoding="utf-8")))
+                beat = sensors.typed(json.loads(path.read_text(encoding="utf-8")), Beat)
                 beats.append((float(_heard(beat)), beat))
     newest = max(beats, key=lambda pair: pair[0], default=(0, None))[1]
     return sorted((beat for _, beat in beats if beat.run == newest.run), key=lambda beat: beat.rank)
-
-
-def from_dict(values):
-    """The Beat whose dataclasses.asdict() this is, of an older version too. Raises TypeError, KeyError or ValueError
-    where it is not one."""
-    return sensors.typed(values, Beat)
 
 
 def age(beat, now):

@@ -9,7 +9,6 @@ never an exception.
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import shutil
@@ -182,23 +181,13 @@ def _counters(psutil):
 # ---- Recorded samples -----------------------------------------------------------------------------------------------
 
 
-def to_json(sample):
-    """One line of JSON."""
-    return json.dumps(dataclasses.asdict(sample), ensure_ascii=False)
-
-
-def from_dict(values):
-    """The Sample that to_json() wrote and json.loads read as `values`. Raises TypeError, KeyError or ValueError where
-    they are not one."""
-    return typed(values, Sample)
-
-
 _hints = functools.cache(typing.get_type_hints)
 
 
 def typed(value, kind, bounded=True):
-    """`value`, as json.loads gives it, as a `kind`: a field that an older version did not write has its default. Raises
-    TypeError, KeyError or ValueError where it is not one, or is a number that nobody measures."""
+    """`value`, as json.loads gives it, as a `kind`, a Sample or a heartbeat.Beat: a field that an older version did not
+    write has its default. Raises TypeError, KeyError or ValueError where it is not one, or is a number that nobody
+    measures."""
     if dataclasses.is_dataclass(kind):  # the loss of a run that diverges may be any number, or NaN
         return kind(**{name: typed(value[name], hint, name != "loss") for name, hint in _hints(kind).items()
                        if name in value})

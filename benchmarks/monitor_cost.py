@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import measure  # noqa: E402
 
-from aura import processes, sensors  # noqa: E402
+from aura import dashboard, processes, sensors  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 0.01  # of one core, at the default interval
@@ -87,7 +87,7 @@ def by_part(repeats):
     sample = watched.sample()
     functions = {"processor": watched.processor, "memory": watched.memory, "disk": watched.disk,
                  "network": watched.links, "processes": processes.sample, "gpus": lambda: read_gpus(None),
-                 "json": lambda: sensors.to_json(sample), "all": watched.sample}
+                 "json": lambda: dashboard.record(sample, [], []), "all": watched.sample}
     return {part: cpu_ms(function, repeats) for part, function in functions.items()}, len(watched.processes.known)
 
 

@@ -110,7 +110,7 @@ def test_json_and_csv_that_goes_on(tmp_path, main):
     assert code == 0 and len(lines) == 3
     records = [json.loads(line) for line in lines]
     assert [one["kind"] for one in records[0]["findings"]] == ["gone"] and records[0]["beats"][1]["host"] == "nodo2"
-    times = [sensors.from_dict(one["sample"]).time for one in records]
+    times = [sensors.typed(one["sample"], sensors.Sample).time for one in records]
     assert times[1] - times[0] > 0.05 and times == sorted(times)
     (tmp_path / "grabado").write_text(output)
     assert main("--json", "--replay", "grabado") == (0, output)
@@ -165,7 +165,7 @@ def test_replay_shows_what_was(tmp_path, main):
     code, output = main("--replay", record(tmp_path / "r.jsonl", eight_cards(utilisation=3.0)))
     assert code == 0 and output.count("97 %") == 7 * 8 and output.count("AVISO: GPU 6") == 4
     bare = tmp_path / "muestras.jsonl"
-    bare.write_text(sensors.to_json(eight_cards()[0][0]) + "\n" + '{"torn')
+    bare.write_text(json.dumps(dataclasses.asdict(eight_cards()[0][0])) + "\n" + '{"torn')
     assert main("--replay", bare)[1].count("NVIDIA H200") == 8
 
 
@@ -228,7 +228,7 @@ def test_a_recorded_line_of_rubbish_is_one_line(tmp_path, main, line):
 @pytest.mark.parametrize("change", [{"time": 1e300}, {"time": 10**400}, {"time": float("nan")},
                                     {"memory_total": 10**400}, {"cores": -1}])
 def test_a_recorded_sample_of_numbers_that_nobody_measures_is_one_line(tmp_path, main, change):
-    (tmp_path / "r.jsonl").write_text(json.dumps({**json.loads(sensors.to_json(sample())), **change}) + "\n")
+    (tmp_path / "r.jsonl").write_text(json.dumps({**dataclasses.asdict(sample()), **change}) + "\n")
     with pytest.raises(UserError, match="línea 1: no es lo que escribe monitor.py --json"):
         main("--replay", tmp_path / "r.jsonl")
 

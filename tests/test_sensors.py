@@ -1,6 +1,7 @@
 """What a machine measures of itself: real processes and counters, recorded GPUs, and sensors that are missing."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aura import cgroup, processes, sensors
+from aura import cgroup, dashboard, processes, sensors
 from aura import gpus as cards
 from aura.errors import UserError
 from tests.support import ROOT, environment
@@ -261,9 +262,9 @@ def test_this_machine_and_the_round_trip(no_gpus, tmp_path):
     assert 0 <= second.cpu <= 100 and second.time - first.time >= 0.1 and second.notes == []
     assert [process for process in second.processes if process.pid == os.getpid()][0].ours
     assert all(link.received >= 0 and link.interface != "lo" for link in second.links)
-    full = sensors.dataclasses.replace(second, gpus=cards.read_nvml(Nvml())[0], notes=["ñ"])
-    line = sensors.to_json(full)
-    assert "\n" not in line and sensors.from_dict(json.loads(line)) == full
+    full = dataclasses.replace(second, gpus=cards.read_nvml(Nvml())[0], notes=["ñ"])
+    line = dashboard.record(full, [], [])
+    assert "\n" not in line and sensors.typed(json.loads(line)["sample"], sensors.Sample) == full
 
 
 def test_the_processors_share_is_of_the_time_between_two_calls(no_gpus, monkeypatch):
@@ -361,13 +362,13 @@ def test_threads_of_a_process_with_half_a_core(half_a_core):
 @pytest.mark.parametrize("values", [[], "nada", {}, {"time": 1}, None, 7])
 def test_what_is_no_sample_is_refused(values):
     with pytest.raises((TypeError, KeyError, ValueError)):
-        sensors.from_dict(values)
+        sensors.typed(values, sensors.Sample)
 
 
 def test_a_value_of_another_kind_is_refused(no_gpus):
-    line = sensors.to_json(sensors.Sensors().sample())
+    values = {**dataclasses.asdict(sensors.Sensors().sample()), "cores": "x"}
     with pytest.raises(TypeError):
-        sensors.from_dict(json.loads(line.replace('"cores": ', '"cores": "x", "_": ')))
+        sensors.typed(values, sensors.Sample)
 
 
 # ---- Processes ------------------------------------------------------------------------------------------------------
