@@ -343,7 +343,7 @@ class Checkpointer:
                     self._came_from(path, self.dist.rank)
                     self._rotate(path)
                 else:
-                    _keep_newest(path, 2)
+                    _keep_two(path)
             except OSError as problem:
                 if path.parent == self.directory:
                     self.failure = TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}")
@@ -530,10 +530,10 @@ def _run_of(path):
     return ""
 
 
-def _keep_newest(written, count):
-    """Remove all but `written` and the count - 1 files beside it that were written last, as far as the clock knows."""
+def _keep_two(written):
+    """Remove all but `written` and the file beside it that was written last, as far as the clock knows."""
     others = [path for path in found(written.parent) if path != written]
-    for path in sorted(others, key=lambda path: path.lstat().st_mtime_ns, reverse=True)[count - 1:]:
+    for path in sorted(others, key=lambda path: path.lstat().st_mtime_ns, reverse=True)[1:]:
         path.unlink(missing_ok=True)
 
 

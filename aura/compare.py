@@ -317,17 +317,17 @@ def _lines(table):
 
 def _cells(row):
     """The texts of one row of the Markdown table."""
-    def spread(name, form):
+    def spread(name):
         low, middle, high = (row[name + end] for end in ("_min", "", "_max"))
         if middle is None:
             return "-"
-        return form.format(middle) + (f" ({form.format(low)}-{form.format(high)})" if low < high else "")
+        return f"{middle:.2f}" + (f" ({low:.2f}-{high:.2f})" if low < high else "")
 
     memory = row["peak_memory_gb"]
     return (row["strategy"], str(row["nodes"]), str(row["processes"]),
-            MODELLED if row["kind"] == MODELLED else str(row["runs"]), spread("minutes", "{:.2f}"),
-            spread("samples_per_s", "{:.2f}"), spread("speedup", "{:.2f}"), _percent(row["efficiency"]),
-            _percent(row["communication"]), "-" if memory is None else f"{memory:.2f}", spread("f1", "{:.2f}"))
+            MODELLED if row["kind"] == MODELLED else str(row["runs"]), spread("minutes"), spread("samples_per_s"),
+            spread("speedup"), _percent(row["efficiency"]), _percent(row["communication"]),
+            "-" if memory is None else f"{memory:.2f}", spread("f1"))
 
 
 def _percent(share):
