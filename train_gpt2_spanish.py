@@ -96,7 +96,7 @@ def main():
             return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
                                        min_lr=args.min_lr_ratio * args.lr)
 
-        return pretrain.train(args, dist, data, config, model, optimizer, schedule, next_token_loss)
+        return pretrain.train(args, dist, data, model, optimizer, schedule, next_token_loss)
 
 
 if __name__ == "__main__":

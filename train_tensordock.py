@@ -281,7 +281,7 @@ def run(args, dist, data, config):
         warmup = round(args.warmup_ratio * steps) if args.warmup_steps is None else args.warmup_steps
         return decay(step, steps=steps, warmup_steps=warmup, lr=args.lr, min_lr=args.min_lr_ratio * args.lr)
 
-    return pretrain.train(args, dist, data, config, model, optimizer, schedule, next_token_loss, names=NAMES,
+    return pretrain.train(args, dist, data, model, optimizer, schedule, next_token_loss, names=NAMES,
                           table="training_log.csv", description=DESCRIPTION, target_hours=args.target_hours,
                           same_data=True)
 

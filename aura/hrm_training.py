@@ -233,5 +233,5 @@ def train(args, dist, data, config):
     def begin_step(step, steps):
         model.bp_passes = hrm.bp_passes(step, steps)
 
-    return pretrain.train(args, dist, data, config, model, optimizer, schedule, loss, begin_step=begin_step,
+    return pretrain.train(args, dist, data, model, optimizer, schedule, loss, begin_step=begin_step,
                           measured=scaling.recorded(args, config, dist.device))

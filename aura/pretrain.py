@@ -182,8 +182,8 @@ def make_sample(args, dist, module, tokenizer, reporter, precision):
     return sample
 
 
-def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv",
-          description=None, target_hours=None, same_data=False, begin_step=None, measured=None):
+def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv", description=None,
+          target_hours=None, same_data=False, begin_step=None, measured=None):
     """Everything between a built model and its files: loaders, resume, loop, output. Returns the exit code.
 
     schedule(step, steps) -> learning rate. loss_fn as loop.train wants it. names: a checkpoint.Names. table and
@@ -191,7 +191,7 @@ def train(args, dist, data, config, module, optimizer, schedule, loss_fn, *, nam
     on with another data set. begin_step(step, steps): called before each step. measured: as scaling.recorded gives it.
     """
     precision = start.agree_precision(args, dist)
-    tokenizer = data.load_tokenizer()
+    tokenizer, config = data.load_tokenizer(), module.config
     loader, validation = make_loaders(args, dist, data)
     with loader, heartbeat.beating(args.log_dir, dist) as clock:
         checkpointer = start.make_checkpointer(args, dist, config, data.meta["name"], data.sha256, tokenizer.model,
