@@ -12,20 +12,20 @@ from aura.errors import TrainingFault, agreed
 
 SIZES = [4**power << 10 for power in range(9)]  # bytes, 1 KB to 64 MB
 LONGEST_SECONDS = 15.0  # a size that is expected to take longer is not tried, unless another limit is given
-REPETITIONS = 20  # at most
+REPETITIONS, REPEATING_SECONDS = 20, 2.0  # at most, of each size and of all sizes together
 # Of DistributedDataParallel (its defaults in torch 2.13): a bucket leaves when it holds that much or more. The first is
 # small so that sending starts early.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 GRADIENT_BYTES = 4  # float32, whatever the precision of the products
 
 
-def exchange_curve(dist, most_seconds=2.0, longest_seconds=LONGEST_SECONDS):
+def exchange_curve(dist, longest_seconds=LONGEST_SECONDS):
     """[(bytes, seconds or None)] of an all_reduce of float32 over all ranks of `dist`, which all call it, for 1 KB to
     64 MB: of the times of the slowest rank the median, or the lower of the middle two. All values are checked.
 
-    most_seconds: for all repetitions together; each size is tried once at least, as long as that is expected to take
-    less than longest_seconds, and from there on the seconds are None. What takes longer than the size before lets
-    expect is tried again: a machine that stopped for a moment is no slow network. Raises TrainingFault on a wrong sum.
+    Each size is tried once at least, as long as that is expected to take less than longest_seconds, and from there on
+    the seconds are None. What takes longer than the size before lets expect is tried again: a machine that stopped for
+    a moment is no slow network. Raises TrainingFault on a wrong sum.
     """
     curve, expected = [], 0.0
     _timed(dist, torch.empty(SIZES[0] // 4, device=dist.device))  # the first one opens the connections
@@ -35,7 +35,7 @@ def exchange_curve(dist, most_seconds=2.0, longest_seconds=LONGEST_SECONDS):
             continue
         tensor = torch.empty(size // 4, device=dist.device)
         first = _timed(dist, tensor)
-        more = max(int(first > expected), min(REPETITIONS, int(most_seconds / len(SIZES) / first)))
+        more = max(int(first > expected), min(REPETITIONS, int(REPEATING_SECONDS / len(SIZES) / first)))
         seconds = statistics.median_low([first, *(_timed(dist, tensor) for _ in range(more))])
         curve.append((size, seconds))
         expected = 4 * seconds

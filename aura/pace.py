@@ -22,7 +22,7 @@ HALF_BYTES = 2  # of an element, with fp16
 TIMED_ELEMENTS = 1 << 22  # at most, of what is timed in proportion: more than a processor's cache holds
 SCALE_BYTES = 4  # of each block, with diloco
 TIE = 0.05  # so much faster something less exact, or one machine alone, has to be to be preferred
-CURVE_SECONDS, LONGEST_SECONDS = 2.0, 4.0  # of allreduce.exchange_curve: 8 s in all, however slow the network
+LONGEST_SECONDS = 4.0  # of allreduce.exchange_curve: 8 s in all, however slow the network
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def found(dist, module, loss_fn, batch, precision, grad_accum, every, unit="toke
     machine stops meanwhile, as long more.
     """
     pace = measure(dist, module, loss_fn, batch, precision, grad_accum)
-    curve = allreduce.exchange_curve(dist, CURVE_SECONDS, LONGEST_SECONDS)
+    curve = allreduce.exchange_curve(dist, LONGEST_SECONDS)
     decision = None
     if dist.main:
         parameters = [parameter.numel() for parameter in module.parameters()]

@@ -240,7 +240,7 @@ def test_the_network_is_measured_in_seconds_however_slow(monkeypatch, mbit, most
         return spent[-1]
 
     monkeypatch.setattr(allreduce, "_timed", timed)
-    curve = allreduce.exchange_curve(Session(), pace.CURVE_SECONDS, pace.LONGEST_SECONDS)
+    curve = allreduce.exchange_curve(Session(), pace.LONGEST_SECONDS)
     assert sum(spent) < most and curve[0][1] is not None
     assert pace._rate(curve, 2) == pytest.approx(mbit * MBIT, rel=0.1)
 
@@ -255,7 +255,7 @@ def test_a_machine_that_stops_for_a_moment_is_no_slow_network(monkeypatch, stall
         return 1e-3 + sizes[-1] / (940 * MBIT) + 30.0 * (first and sizes[-1] == stalled)
 
     monkeypatch.setattr(allreduce, "_timed", timed)
-    curve = allreduce.exchange_curve(Session(), pace.CURVE_SECONDS, pace.LONGEST_SECONDS)
+    curve = allreduce.exchange_curve(Session(), pace.LONGEST_SECONDS)
     assert curve == [(size, pytest.approx(1e-3 + size / (940 * MBIT))) for size in allreduce.SIZES]
 
 
@@ -278,10 +278,10 @@ def test_a_pass_in_which_the_machine_stopped_does_not_count(monkeypatch, each, s
 MACHINE = """
 import json, torch
 from argparse import Namespace
-from aura import distributed, loop, pace
+from aura import allreduce, distributed, loop, pace
 from aura.models import gpt
 
-pace.CURVE_SECONDS, pace.LONGEST_SECONDS = 0.3, 1.0
+allreduce.REPEATING_SECONDS, pace.LONGEST_SECONDS = 0.3, 1.0
 
 
 def loss(model, batch):
