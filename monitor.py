@@ -166,7 +166,7 @@ def watch(args, view):
 
 def verdict(args, sample, beats, found, seen):
     """Print what --check found in `seen` samples; returns the exit code."""
-    least = diagnosis.Limits().hits
+    least = diagnosis.LIMITS.hits
     if args.run and not beats:
         raise UserError(f"--run {args.run!r}: ningún rango da señales ahí; indique el --log-dir del entrenamiento")
     if args.json:

@@ -44,20 +44,22 @@ class Limits:
     busy_cpu: float = 90.0  # percent of all cores; from there on, what such a program takes is missing elsewhere
 
 
-def diagnose(samples, beats, now, limits=None):
+LIMITS = Limits()
+
+
+def diagnose(samples, beats, now):
     """[Finding] of the machine and the run as they are at `now` (Unix time), the gravest first.
 
     samples: the last Samples of this machine, oldest first; at least one. beats: for each of them the list of Beats
-    read then, [] where no run is watched. limits: None for Limits().
+    read then, [] where no run is watched.
     """
-    limits = limits or Limits()
-    samples, beats = samples[-limits.windows:], beats[-limits.windows:]
-    run = Run(samples[-1], beats[-1], now, limits)
+    samples, beats = samples[-LIMITS.windows:], beats[-LIMITS.windows:]
+    run = Run(samples[-1], beats[-1], now)
     blocked = [*_gone(run), *_stopped(run)] or _hung(run, beats)
     # A run that stands still has no pace, and its cards are idle for that reason.
     pace = [] if blocked else [*_stragglers(run), *_data_bound(run), *_idle(run, samples, beats)]
     return [*_failed(run), *blocked, *pace, *_foreign(run, samples), *_throttled(run, samples),
-            *_full_cards(run, samples[-1]), *_imbalance(run), *_full_machine(samples[-1], limits)]
+            *_full_cards(run), *_imbalance(run), *_full_machine(run.sample)]
 
 
 def is_local(beat, sample):
@@ -92,8 +94,8 @@ class Run:
     """What the beats say at one moment. ranks: those that have not ended; ended: beats of the others; lost: ranks of
     which nothing is known any more; alive: the rest."""
 
-    def __init__(self, sample, beats, now, limits):
-        self.sample, self.now, self.limits, self.names = sample, now, limits, machine_names(beats)
+    def __init__(self, sample, beats, now):
+        self.sample, self.now, self.names = sample, now, machine_names(beats)
         self.ended = [beat for beat in beats if beat.ended is not None]
         processes = {process.pid: process for process in sample.processes}
         # Rank 0 collects the beats of other machines: while it is silent itself, their silence means nothing.
@@ -111,8 +113,8 @@ class Run:
 
     def _is_lost(self, rank):
         if rank.status is not None:
-            return rank.status in DEAD and rank.silent > self.limits.silent_seconds
-        return rank.silent > self.limits.gone_seconds
+            return rank.status in DEAD and rank.silent > LIMITS.silent_seconds
+        return rank.silent > LIMITS.gone_seconds
 
     def who(self, ranks):
         """'rango 3 (nodo2)', 'rangos 0-2, 5 (nodo1, nodo2)'."""
@@ -204,12 +206,12 @@ def _stopped(run):
     return [Finding("hung", run.who([rank]), f"su proceso está detenido (pid {rank.beat.pid}) desde "
                     f"{run.since(rank.silent)}, {_at(rank.beat)}", f"reanúdelo con kill -CONT {rank.beat.pid}")
             for rank in run.alive
-            if rank.local and rank.status in STOPPED and rank.silent > run.limits.silent_seconds]
+            if rank.local and rank.status in STOPPED and rank.silent > LIMITS.silent_seconds]
 
 
 def _hung(run, beats):
     """One finding for the ranks that keep all from going on, none for those that only wait for them."""
-    if not run.alive or any(rank.stuck <= _patience(rank, run.limits) for rank in run.alive):
+    if not run.alive or any(rank.stuck <= _patience(rank) for rank in run.alive):
         return []
     culprits, why = _culprits(run, beats)
     first = culprits[0]
@@ -220,19 +222,19 @@ def _hung(run, beats):
     return [Finding("hung", run.who(culprits), text + why, f"para ver dónde está: {where}")]
 
 
-def _patience(rank, limits):
+def _patience(rank):
     """Seconds without progress after which a rank is taken to hang."""
     if rank.beat.phase == "start" or not rank.beat.windows:
-        return limits.start_seconds
-    known = limits.hang_steps * statistics.median(window.seconds for window in rank.beat.windows)
-    least = {"save": limits.save_seconds, "evaluate": limits.evaluate_seconds}
-    return max(least.get(rank.beat.phase, limits.hang_seconds), known)
+        return LIMITS.start_seconds
+    known = LIMITS.hang_steps * statistics.median(window.seconds for window in rank.beat.windows)
+    least = {"save": LIMITS.save_seconds, "evaluate": LIMITS.evaluate_seconds}
+    return max(least.get(rank.beat.phase, LIMITS.hang_seconds), known)
 
 
 def _culprits(run, beats):
     """(the ranks that the others wait for, Spanish for why it is they); all ranks where nothing tells them apart."""
     ranks, top = run.alive, max(rank.beat.step for rank in run.alive)
-    silent = [rank for rank in ranks if rank.silent > run.limits.silent_seconds]
+    silent = [rank for rank in ranks if rank.silent > LIMITS.silent_seconds]
     if len(silent) == len(ranks):
         return ranks, "; existen, pero no escriben sus latidos: ¿está lleno el disco de --log-dir?"
     suspects = [
@@ -261,29 +263,28 @@ def _burns(rank, beats):
 
 
 # --- the run: who is slow, and why -----------------------------------------------------------------------------------
-def stragglers(times, limits=None):
+def stragglers(times):
     """The ranks that are slower than the others. times: {rank: [seconds of each of the last windows]}; a rank with
     fewer windows than the rule looks at is not judged."""
-    limits = limits or Limits()
-    return {rank for rank, hits in _slow_windows(times, limits).items() if hits >= limits.hits}
+    return {rank for rank, hits in _slow_windows(times).items() if hits >= LIMITS.hits}
 
 
-def _slow_windows(times, limits):
-    """{rank: in how many of its last windows it took more than limits.straggler times the median}."""
-    judged = {rank: list(seconds)[-limits.windows:] for rank, seconds in times.items()
-              if len(seconds) >= limits.windows}
+def _slow_windows(times):
+    """{rank: in how many of its last windows it took more than LIMITS.straggler times the median}."""
+    judged = {rank: list(seconds)[-LIMITS.windows:] for rank, seconds in times.items()
+              if len(seconds) >= LIMITS.windows}
     medians = [statistics.median(column) for column in zip(*judged.values(), strict=True)]
-    return {rank: sum(own > limits.straggler * middle for own, middle in zip(seconds, medians, strict=True))
+    return {rank: sum(own > LIMITS.straggler * middle for own, middle in zip(seconds, medians, strict=True))
             for rank, seconds in judged.items()}
 
 
 def _stragglers(run):
     by_rank = {rank.beat.rank: rank for rank in run.alive}
     times = {number: [window.compute for window in rank.beat.windows] for number, rank in by_rank.items()}
-    hits, windows = _slow_windows(times, run.limits), run.limits.windows
+    hits, windows = _slow_windows(times), LIMITS.windows
     usual = {number: statistics.median(times[number][-windows:]) for number in hits}
     found = []
-    for number in sorted(stragglers(times, run.limits)):
+    for number in sorted(stragglers(times)):
         middle = statistics.median(usual.values())
         ratio = f" ({usual[number] / middle:.2f} veces)" if middle else ""
         found.append(Finding(
@@ -295,7 +296,7 @@ def _stragglers(run):
 
 
 def _data_bound(run):
-    slow = [(*waiting, rank) for rank in run.alive if (waiting := _waits_for_data(rank, run.limits))]
+    slow = [(*waiting, rank) for rank in run.alive if (waiting := _waits_for_data(rank))]
     if not slow:
         return []
     _, data, step, hits, _ = max(slow, key=lambda one: one[0])
@@ -303,15 +304,15 @@ def _data_bound(run):
     everyone = len(ranks) > 1 and len(ranks) == len(run.alive) and run.whole
     return [Finding("data-bound", "todos los rangos" if everyone else run.who(ranks),
                     f"espera a los datos {span(data)} de cada paso de {span(step)} ({100 * data / step:.0f} %) en "
-                    f"{hits} de {run.limits.windows} ventanas" + (", el que más" if len(ranks) > 1 else ""),
+                    f"{hits} de {LIMITS.windows} ventanas" + (", el que más" if len(ranks) > 1 else ""),
                     "ponga los datos en un disco local y mire quién más lo usa")]
 
 
-def _waits_for_data(rank, limits):
+def _waits_for_data(rank):
     """(share of a step, seconds of data, seconds of a step, windows above the limit), or None where it keeps up."""
-    last = rank.beat.windows[-limits.windows:]
-    hits = sum(window.data > limits.data_share * window.seconds for window in last)
-    if len(last) < limits.windows or hits < limits.hits:
+    last = rank.beat.windows[-LIMITS.windows:]
+    hits = sum(window.data > LIMITS.data_share * window.seconds for window in last)
+    if len(last) < LIMITS.windows or hits < LIMITS.hits:
         return None
     data, step = (statistics.median(getattr(window, name) for window in last) for name in ("data", "seconds"))
     return data / step, data, step, hits
@@ -323,8 +324,8 @@ def _imbalance(run):
     if len(ranks) < 2:
         return []
     middle = statistics.median(rank.beat.memory for rank in ranks)
-    high = [rank for rank in ranks if rank.beat.memory > run.limits.imbalance * middle
-            and rank.beat.memory - middle > run.limits.imbalance_share * rank.beat.memory_total]
+    high = [rank for rank in ranks if rank.beat.memory > LIMITS.imbalance * middle
+            and rank.beat.memory - middle > LIMITS.imbalance_share * rank.beat.memory_total]
     return [Finding("memory-imbalance", run.who([rank]), f"su GPU tiene {gigabytes(rank.beat.memory)} ocupados; la "
                     f"mediana de los rangos es {gigabytes(middle)}", "limita el lote de todos: mire qué hay en ella "
                     "que no esté en las demás") for rank in high]
@@ -362,16 +363,16 @@ def _cards(run, samples):
     return found
 
 
-def _often(count, limits):
+def _often(count):
     """'7 de 8 muestras' where that is often enough, else None."""
-    return f"{count} de {limits.windows} muestras" if count >= limits.hits else None
+    return f"{count} de {LIMITS.windows} muestras" if count >= LIMITS.hits else None
 
 
 def _throttled(run, samples):
-    limits, found = run.limits, []
+    found = []
     for who, _, history in _cards(run, samples):
-        held = [gpu for gpu in history if _held(gpu, limits)]
-        often = _often(len(held), limits)
+        held = [gpu for gpu in history if _held(gpu)]
+        often = _often(len(held))
         if often:
             gpu = held[-1]
             facts = [f"{value:.0f}{unit}" for value, unit in ((gpu.temperature, " °C"), (gpu.power, " W"))
@@ -389,31 +390,31 @@ def brakes(gpu):
     return list(dict.fromkeys(BRAKES[name] for name in gpu.throttle if name in BRAKES))
 
 
-def _held(gpu, limits):
+def _held(gpu):
     if {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"} & set(gpu.throttle):
         return True
     return "sw_power_cap" in gpu.throttle and bool(gpu.clock and gpu.clock_max) and (
-        gpu.clock < limits.clock * gpu.clock_max)
+        gpu.clock < LIMITS.clock * gpu.clock_max)
 
 
-def _full_cards(run, sample):
+def _full_cards(run):
     """Cards of this machine, and those of the other machines as far as their ranks tell."""
-    full = [(who, gpu[-1].memory_used, gpu[-1].memory_total) for who, _, gpu in _cards(run, [sample])]
+    full = [(who, gpu[-1].memory_used, gpu[-1].memory_total) for who, _, gpu in _cards(run, [run.sample])]
     full += [(run.who([rank]), rank.beat.memory, rank.beat.memory_total) for rank in run.alive
              if not rank.local and rank.beat.device.startswith("cuda")]
     return [Finding("vram-full", who, f"{gigabytes(used)} de {gigabytes(total)} de memoria ocupados "
                     f"({100 * used / total:.0f} %)", "baje --batch-size y suba --grad-accum otro tanto")
-            for who, used, total in full if used and total and used > run.limits.vram * total]
+            for who, used, total in full if used and total and used > LIMITS.vram * total]
 
 
-def _full_machine(sample, limits):
+def _full_machine(sample):
     who, found = f"máquina {sample.host}", []
     used, total = sample.memory_used, sample.memory_total
-    if used is not None and total and total - used < limits.ram * total:
+    if used is not None and total and total - used < LIMITS.ram * total:
         found.append(Finding("ram-full", who, f"quedan {gigabytes(total - used)} de {gigabytes(total)} de RAM",
                              "cierre otros programas o baje --batch-size: el sistema está a punto de matar procesos"))
     free, total = sample.disk_free, sample.disk_total
-    if free is not None and total and free < min(limits.disk_bytes, limits.disk_share * total):
+    if free is not None and total and free < min(LIMITS.disk_bytes, LIMITS.disk_share * total):
         found.append(Finding("disk-full", who, f"quedan {free / 1e9:.2f} GB de {gigabytes(total)} en {sample.disk!r}",
                              "libere espacio o baje --keep-checkpoints"))
     return found
@@ -423,12 +424,12 @@ def _idle(run, samples, beats):
     """Cards that do nothing although their rank says it computes."""
     found = []
     for who, ranks, history in _cards(run, samples):
-        numbers = {rank.beat.rank for rank in ranks if not _waits_for_data(rank, run.limits)}
+        numbers = {rank.beat.rank for rank in ranks if not _waits_for_data(rank)}
         computing = [{card_key(beat.gpu_uuid) for beat in read if beat.rank in numbers and beat.phase in WAITING}
                      for read in beats]
-        idle = sum(card_key(gpu.uuid) in cards and gpu.utilisation is not None and gpu.utilisation < run.limits.idle
+        idle = sum(card_key(gpu.uuid) in cards and gpu.utilisation is not None and gpu.utilisation < LIMITS.idle
                    for gpu, cards in zip(history, computing, strict=False))
-        if often := _often(idle, run.limits):
+        if often := _often(idle):
             use = statistics.median(gpu.utilisation or 0 for gpu in history)
             found.append(Finding("idle", who, f"ocupada al {use:.0f} % mientras su rango calcula, en {often}",
                                  "suba --batch-size: la tarjeta espera al procesador"))
@@ -461,11 +462,11 @@ def _foreign_programs(run, samples):
         for process in sample.processes:
             if not process.ours and process.cpu is not None:
                 taken[process.name] = taken.get(process.name, 0) + process.cpu
-        if sample.cpu is not None and sample.cpu >= run.limits.busy_cpu:
+        if sample.cpu is not None and sample.cpu >= LIMITS.busy_cpu:
             for name, cpu in taken.items():
-                if cpu > run.limits.foreign_cpu:
+                if cpu > LIMITS.foreign_cpu:
                     seen.setdefault(name, []).append(cpu)
     return [Finding("foreign", f"máquina {run.sample.host}", f"{name} ocupa {statistics.median(used) / 100:.1f} de "
                     f"{run.sample.cores} núcleos y no queda ninguno libre, en {often}",
                     "ciérrelo o dele menos prioridad (renice)")
-            for name, used in seen.items() if (often := _often(len(used), run.limits))]
+            for name, used in seen.items() if (often := _often(len(used)))]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aura import diagnosis, heartbeat, sensors
-from aura.diagnosis import Limits, diagnose
+from aura.diagnosis import diagnose
 from aura.gpus import THROTTLES, Gpu
 from aura.processes import Activity
 
@@ -330,7 +330,7 @@ def test_throttled(names, count, clock, is_bad):
 
 def test_the_names_of_what_holds_a_clock_are_those_of_the_sensors():
     assert diagnosis.BRAKES.keys() <= set(THROTTLES.values())
-    assert all(diagnosis._held(gpu(throttle=[name]), Limits()) == (name not in ("sw_power_cap", "board_limit",
+    assert all(diagnosis._held(gpu(throttle=[name])) == (name not in ("sw_power_cap", "board_limit",
                "reliability")) for name in diagnosis.BRAKES)
 
 
@@ -379,12 +379,6 @@ def test_foreign_on_the_processor():
     assert judge(cluster(), neighbour(own=45.0)) == []
     assert judge([], neighbour()) == []  # no run here
     assert judge([one for one in cluster() if one.rank > 1], neighbour()) == []  # nor here
-
-
-def test_limits_can_be_others():
-    beats = cluster()
-    assert diagnose(eight(), [beats] * 8, NOW, Limits(ram=0.9))[0].kind == "ram-full"
-    assert diagnose(eight(cpu=95.0), [beats] * 8, NOW, Limits(data_share=0.001))[0].kind == "data-bound"
 
 
 @pytest.mark.parametrize("seconds, text", [(0.0, "0.0 ms"), (0.0042, "4.2 ms"), (0.085, "85 ms"), (0.84, "0.84 s"),
