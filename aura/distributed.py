@@ -275,11 +275,6 @@ class Session:
         return self.rank == next(rank for rank, machine in enumerate(self.machines)
                                  if machine == self.machines[self.rank] and rank not in gone)
 
-    def shard(self, module, optimizer, dtype=None):
-        """Cut `module` over the ranks when that was asked for (see sharding.shard); before anything is loaded."""
-        if self.sharded:
-            sharding.shard(module, optimizer, self, dtype)
-
     def by_rows(self, module):
         """The parameters whose gradients travel by rows (see exchange.py): where all ranks have CPUs, since all of them
         must exchange alike."""

@@ -24,9 +24,10 @@ SCATTER = getattr(c10d, "reduce_scatter_single", c10d.reduce_scatter_tensor)
 
 
 def shard(module, optimizer, dist, dtype=None):
-    """Cut `module` over the ranks of `dist`, in place, with the weights of rank 0, and let `optimizer`, which has no
-    state yet, follow. Each parameter becomes a DTensor on dist.device; until then `module` may be on the CPU and, on
-    other ranks than 0, on the meta device. No other rank ever holds more than its slices and one whole tensor.
+    """Where that was asked for, cut `module` over the ranks of `dist`, in place, with the weights of rank 0, and let
+    `optimizer`, which has no state yet, follow. Each parameter becomes a DTensor on dist.device; until then `module`
+    may be on the CPU and, on other ranks than 0, on the meta device. No other rank ever holds more than its slices and
+    one whole tensor.
 
     module.blocks() -> submodules that are called one after another. In each, every child that holds matrices is
     gathered by itself; norms, which a neighbouring block may use, and all the rest are gathered for the whole forward
@@ -34,6 +35,8 @@ def shard(module, optimizer, dist, dtype=None):
     Between the micro-batches of a step each rank holds the gradients of all parameters (4 bytes each).
     Raises UserError where the group cannot do it, TrainingFault where it does it wrong.
     """
+    if not dist.sharded:
+        return
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

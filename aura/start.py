@@ -338,7 +338,7 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
     batch, unit: as make_sync takes them. same_data: as resume() takes it."""
     size = checkpoint.size_of(module, args.ema)
     checkpointer.require_room(size)
-    dist.shard(module, optimizer, precision.dtype)
+    sharding.shard(module, optimizer, dist, precision.dtype)
     average = Average(module, args.ema)
     planned = args.max_steps or args.epochs * loader.steps_per_epoch
     trained = module.compiled() if args.compile else module

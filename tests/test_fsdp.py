@@ -31,7 +31,7 @@ def train(dist, folder, shards, *, shard, precision="fp32", checkpointing=False,
     model = gpt.GPT(CONFIG).init_weights(0)
     model.grad_checkpointing = checkpointing
     optimizer, precision = optim.adamw(model, 1e-2, 0.1), loop.Precision(precision, dist.device)
-    dist.shard(model, optimizer, precision.dtype)
+    sharding.shard(model, optimizer, dist, precision.dtype)
     average, notes, calls = Average(model, 0.9), Notes(), [0]
     keeper = checkpoint.Checkpointer(folder, dist, keep=9, background=True)
     loader = tokens.TokenLoader(shards, 8, BATCH // ACCUM // dist.world_size, vocab_size=65, seed=7, rank=dist.rank,
@@ -72,7 +72,7 @@ def gradients_of(dist, model, shard, prepare=lambda model: None):
     prepare(model)
     optimizer = optim.adamw(model, 1e-2, 0.1)
     if shard:
-        dist.shard(model, optimizer)
+        sharding.shard(model, optimizer, dist)
     for micro in range(2):
         for rank in [dist.rank] if shard else range(dist.world_size):
             batch = torch.randint(0, 65, (3, 9), generator=torch.Generator().manual_seed(10 * micro + rank))
@@ -166,7 +166,7 @@ for make, prepare in ((lambda: Spare(t.CONFIG), checkpointed), (lambda: gpt.GPT(
         assert torch.allclose(one[name], three[name], rtol=1e-4, atol=1e-5), name
 
 model = gpt.GPT(t.CONFIG).init_weights(dist.rank)  # rank 0's weights are the ones that count
-dist.shard(model, t.optim.adamw(model, 1e-2, 0.1))
+sharding.shard(model, t.optim.adamw(model, 1e-2, 0.1), dist)
 twin = gpt.GPT(t.CONFIG).init_weights(0)
 assert all(torch.equal(sharding.whole(tensor), twin.state_dict()[name]) for name, tensor in model.state_dict().items())
 disagreed = torch.full((1, 4), dist.rank)
@@ -179,7 +179,7 @@ assert torch.equal(logits, twin(torch.zeros(1, 4, dtype=int)))
 name, real = sharding.SCATTER.__name__, sharding.SCATTER
 setattr(torch.distributed, name, lambda **options: real(**{**options, "op": torch.distributed.ReduceOp.SUM}))
 try:
-    dist.shard(twin, None)
+    sharding.shard(twin, None, dist)
 except TrainingFault as problem:
     print("fault:", problem)
 """
@@ -291,10 +291,10 @@ def test_a_group_that_sums_where_it_should_average_is_refused(runs):
 def test_cuda_without_nccl_is_refused_with_the_reason():
     dist = Session(0, 0, 2, device=torch.device("cuda"), backend="gloo", fallback="falta NCCL", shards=2)
     with pytest.raises(UserError, match="necesita NCCL.*falta NCCL"):
-        dist.shard(gpt.GPT(CONFIG), None)
+        sharding.shard(gpt.GPT(CONFIG), None, dist)
 
 
 def test_one_process_has_nothing_to_cut():
     model = gpt.GPT(dataclasses.replace(CONFIG))
-    Session().shard(model, None)
+    sharding.shard(model, None, Session())
     assert Session().wrap(model) is model and not any(map(sharding.is_shard, model.parameters()))

@@ -27,7 +27,7 @@ import json, sys, time
 from types import SimpleNamespace
 import torch
 import aura.clock
-from aura import checkpoint, cli, distributed, heartbeat, loop
+from aura import checkpoint, cli, distributed, heartbeat, loop, sharding
 from aura.ema import Average
 from aura.sync import Exact
 
@@ -70,7 +70,7 @@ def train(steps, clock):
     torch.manual_seed(0)
     model, ddp = Net(*(torch.nn.Linear(width, width) for _ in range(4))).to(dist.device), []
     optimizer = torch.optim.AdamW(model.parameters())
-    dist.shard(model, optimizer)
+    sharding.shard(model, optimizer, dist)
     wrapped = dist.wrap(model)
     if not dist.sharded:
         wrapped._set_ddp_runtime_logging_sample_rate(1)
