@@ -168,9 +168,9 @@ def _gradients(parameters, pace, without=()):
     return [gradient for number, gradient in enumerate(found) if number not in without]
 
 
-def choose(seconds, tie=TIE):
-    """The name of the fastest method of estimate(); of those at most `tie` slower the most exact."""
-    enough = min(seconds.values()) * (1 + tie)
+def choose(seconds):
+    """The name of the fastest method of estimate(); of those at most TIE slower the most exact."""
+    enough = min(seconds.values()) * (1 + TIE)
     return next(name for name in METHODS if seconds[name] <= enough)
 
 
