@@ -407,6 +407,14 @@ def test_huge_identical_logits_beyond_all_precision():
     close(out.detach(), v.mean(1, keepdim=True).expand_as(v).detach(), 1e-5)
 
 
+def test_numbers_below_the_normal_ones_are_zero_for_the_kernels_alone():
+    """What weighs less than 2^-126 is 0 in bfloat16, and the caller's own arithmetic stays as it was."""
+    inputs = [x.requires_grad_() for x in qkv(1, 40, 1, 32, torch.bfloat16)]
+    out, _ = ops.attention(inputs[0] * 6, inputs[1] * 6, inputs[2], True, 1.0, *NONE)
+    out.sum().backward()
+    assert (torch.full((64,), 1e-39) * 0.5).min() > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 def test_rows_that_see_nothing_are_zero(causal, dtype):
@@ -689,6 +697,7 @@ def test_a_backward_of_another_forward_is_refused(wrong):
 # ---- Instruction sets ------------------------------------------------------------------------------------------------
 
 CORE = (test_any_length_and_width, test_more_keys_than_queries_and_fewer, test_any_scale, test_key_padding,
+        test_numbers_below_the_normal_ones_are_zero_for_the_kernels_alone,
         test_documents, test_dropout_is_the_mask_of_the_generator, test_dropout_keeps_its_share, test_huge_logits,
         test_huge_logits_in_bfloat16, test_a_bad_query_spoils_its_own_row_alone, test_every_nan_stays_one,
         test_logits_of_minus_infinity_are_keys_unseen, test_a_head_split_over_threads)

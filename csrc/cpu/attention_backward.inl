@@ -78,8 +78,8 @@ void weigh_backward(const AttentionInputs& in, const Scale<T>& scale, const Bloc
     V gradient = load<V>(g);
     if (kDrop) gradient = kept ? gradient * keep : V{};
     gradient = weight * (gradient - delta);
-    if (block.diagonal && n >= v * W) {
-      const auto seen = seen_in_diagonal<C>(n, v);
+    if (n - block.seen >= v * W) {
+      const auto seen = seen_in_diagonal<C>(n - block.seen, v);
       weight = seen ? weight : V{};
       gradient = seen ? gradient : V{};
     }

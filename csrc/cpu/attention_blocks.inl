@@ -31,11 +31,11 @@ constexpr T kInfinity = static_cast<T>(__builtin_inf());
 
 // ---- One block of queries against one block of keys -------------------------------------------------------------------
 
-// Which pairs of a block count. `diagonal`: the block starts at the same position as the queries and key n is seen by
-// the queries from n on; otherwise every query sees every key.
+// Which pairs of a block count: every query sees the first `seen` keys, and of those after them key n the queries from n on.
 struct Block {
-  int64_t first, keys;
-  bool diagonal;
+  int64_t first, keys, seen;
+
+  AURA_INLINE bool diagonal() const { return seen < keys; }
 };
 
 // Call work(key begin, key end, first vector of queries) for the parts of a block: under a causal mask the vectors whose
@@ -44,7 +44,7 @@ struct Block {
 template <typename E, typename Work>
 AURA_INLINE void for_parts(const Block& block, Work work) {
   constexpr int W = kWidth<E>;
-  if (!block.diagonal || kTiled<E>) return work(int64_t(0), block.keys, int64_t(0));
+  if (!block.diagonal() || kTiled<E>) return work(int64_t(0), block.keys, int64_t(0));
   for (int64_t begin = 0; begin < block.keys; begin += W) work(begin, smaller(begin + W, block.keys), begin / W);
 }
 
@@ -52,23 +52,30 @@ AURA_INLINE void for_parts(const Block& block, Work work) {
 // mask each vector sees more of them than the one before.
 template <typename E, typename Work>
 AURA_INLINE void for_sums(const Block& block, int64_t vectors, Work work) {
-  if (!block.diagonal || kTiled<E>) return work(int64_t(0), vectors, block.keys);
+  if (!block.diagonal() || kTiled<E>) return work(int64_t(0), vectors, block.keys);
   for (int64_t v = 0; v < vectors; ++v) work(v, v + 1, smaller(block.keys, (v + 1) * kWidth<E>));
 }
 
 // For how many keys of a block vector v of the queries gets weights; those of keys that it does not see are zero.
 template <typename E>
 AURA_INLINE int64_t weighed(const Block& block, int64_t v) {
-  return block.diagonal && !kTiled<E> ? smaller(block.keys, (v + 1) * kWidth<E>) : block.keys;
+  return block.diagonal() && !kTiled<E> ? smaller(block.keys, (v + 1) * kWidth<E>) : block.keys;
 }
 
-// Call work(block) for every block of keys in [begin, end) that queries [query, query + queries) see.
+// Call work(block) for every block of keys in [begin, end) that queries [query, query + queries) see. The keys of the
+// diagonal are a block of their own, of which parts are left out; in tiles, which leave out none, they end the last one.
 template <typename E, typename Work>
 AURA_INLINE void for_blocks(bool causal, int64_t query, int64_t queries, int64_t begin, int64_t end, Work work) {
   const int64_t full = causal ? smaller(end, query) : end;
-  for (int64_t n = begin; n < full; n += kKeyBlock<E>) work(Block{n, smaller(kKeyBlock<E>, full - n), false});
-  // Blocks of queries and ranges of keys both start at multiples of the block, so the diagonal is never cut.
-  if (causal && begin <= query && query < end) work(Block{query, smaller(end - query, queries), true});
+  const int64_t last = causal ? smaller(end, query + queries) : end;
+  // Blocks of queries and ranges of keys both start at multiples of the block of queries, so the diagonal is never cut.
+  static_assert(!kTiled<E> || kKeyBlock<E> % kQueryBlock<E> == 0);
+  const int64_t whole = kTiled<E> ? last : full;
+  for (int64_t n = begin; n < whole; n += kKeyBlock<E>) {
+    const int64_t keys = smaller(kKeyBlock<E>, whole - n);
+    work(Block{n, keys, smaller(keys, full - n)});
+  }
+  if (!kTiled<E> && causal && begin <= query && query < end) work(Block{query, last - query, 0});
 }
 
 // All ones in the lanes of vector v that see key n of a diagonal block.

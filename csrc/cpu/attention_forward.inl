@@ -27,9 +27,9 @@ AURA_INLINE bool rebase(const Scale<T>& scale, const Block& block, int64_t v, C*
   constexpr int W = kWidth<C>, Q = kQueryBlock<E>;
   using V = Vec<C>;
   const int64_t keys = weighed<E>(block, v);
-  if (block.diagonal) {
-    for (int64_t n = v * W; n < keys; ++n) {
-      C* s = scores + n * Q + v * W;
+  if (block.diagonal()) {
+    for (int64_t n = v * W; n < keys - block.seen; ++n) {
+      C* s = scores + (block.seen + n) * Q + v * W;
       store(s, seen_in_diagonal<C>(n, v) ? load<V>(s) : splat<V>(-kInfinity<C>));
     }
   }

@@ -28,16 +28,24 @@ AURA_INLINE int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / 
 template <typename T>
 using Operand = std::conditional_t<kDotProducts && std::is_same_v<T, bfloat16>, Pair, Compute<T>>;
 
-// What has to live while numbers of type T are multiplied, and whether pairs are multiplied in tiles.
-struct Nothing {};
+// Whether pairs are multiplied in tiles.
 #if defined(AURA_TILES)
 constexpr bool kInTiles = true;
-template <typename T>
-using Needed = std::conditional_t<std::is_same_v<Operand<T>, Pair>, Tiles, Nothing>;
 #else
 constexpr bool kInTiles = false;
+#endif
+
+// What has to live while a task's numbers of type T are computed.
 template <typename T>
-using Needed = Nothing;
+struct Needed {};
+#if AURA_VECTOR_BYTES == 64
+template <>
+struct Needed<bfloat16> {
+  FlushToZero tiny;
+#if defined(AURA_TILES)
+  Tiles tiles;
+#endif
+};
 #endif
 
 // How many terms of the sum an operand of type E holds, and how many operands hold `terms` terms.
@@ -204,7 +212,7 @@ void transpose(int64_t rows, int64_t columns, const C* from, int64_t from_stride
 // Tile N: 16 rows of the left-hand side and pairs [k, k + pairs) of them, with zeros up to 16 pairs.
 template <int N>
 AURA_INLINE void load_left(const Left<Pair, false>& a, int64_t k, int64_t pairs) {
-  if (pairs == kTile) return tile_load<N>(a.data + k, a.stride);
+  if (pairs == kTile) return tile_stream<N>(a.data + k, a.stride);
   alignas(64) Pair some[kTile * kTile];
   const auto present = static_cast<__mmask16>((1u << pairs) - 1);
   for (int64_t i = 0; i < kTile; ++i) {

@@ -19,6 +19,11 @@ template <int N>
 AURA_INLINE void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,4), %%tmm%c2" ::"r"(from), "r"(stride), "i"(N) : "memory");
 }
+// For what is read through from end to end, so that it does not drive out of the first-level cache what is needed soon.
+template <int N>
+AURA_INLINE void tile_stream(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,4), %%tmm%c2" ::"r"(from), "r"(stride), "i"(N) : "memory");
+}
 template <int N>
 AURA_INLINE void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,4)" ::"r"(to), "r"(stride), "i"(N) : "memory");

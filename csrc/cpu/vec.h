@@ -205,9 +205,20 @@ AURA_INLINE T sum_lanes(V v) {
 }
 
 #if AURA_VECTOR_BYTES == 64
+// While one lives, this thread's results below 2^-126 are 0, not denormals, which take the processor 50 times as long.
+class FlushToZero {
+ public:
+  FlushToZero() { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
+  ~FlushToZero() { _mm_setcsr(before_); }
+  FlushToZero(const FlushToZero&) = delete;
+  FlushToZero& operator=(const FlushToZero&) = delete;
+
+ private:
+  const unsigned before_ = _mm_getcsr();
+};
+
 // 2^x by what AVX-512 has for it: the fraction goes through a minimax polynomial for [0, 1) of degree 4 (error 2.6e-6), and
-// is multiplied by 2 to the power of the integer below x. Below 2^-126 the result is 0, not a denormal, which takes
-// the processor 50 times as long.
+// is multiplied by 2 to the power of the integer below x. Wants a FlushToZero.
 AURA_INLINE VecF exp2_of_few_bits(VecF x) {
   const __m512 bits = reinterpret_cast<__m512>(x);
   const VecF f = reinterpret_cast<VecF>(_mm512_reduce_ps(bits, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
@@ -216,8 +227,7 @@ AURA_INLINE VecF exp2_of_few_bits(VecF x) {
   p = p * f + 2.4144276e-1f;
   p = p * f + 6.9300383e-1f;
   p = p * f + 1.0000026f;
-  const __mmask16 normal = _mm512_cmp_ps_mask(bits, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  return reinterpret_cast<VecF>(_mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), bits));
+  return reinterpret_cast<VecF>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), bits));
 }
 
 AURA_INLINE bool any_lane(VecI mask) { return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0; }
