@@ -780,7 +780,7 @@ def _let(w: Writer, **values) -> None:
 def _shopping(w: Writer) -> str:
     first, second = w.noun("fruta"), w.noun("verdura")
     kilos, other = w.integer(2, 6), w.integer(2, 5)
-    price, price2 = w.integer(4, 19), w.integer(3, 14)  # in tenths
+    price, price2 = w.integer(4, 19), w.integer(3, 14)
     total = kilos * price + other * price2
     paid = next(note for note in (50, 100, 200, 500, 1000) if note >= total)
     _let(
