@@ -64,14 +64,16 @@ class Run:
         loss, count = loss_fn(model, batch)
         return (loss * float("nan") if self.calls in self.spoil else loss), count
 
-    def restore(self, state=None):
-        run = loop.Run(self.model, self.optimizer, self.precision, self.loader, self.average, Exact(Session()))
-        if state:
-            run.restore(state)
+    def fresh(self):
+        return loop.Run(self.model, self.optimizer, self.precision, self.loader, self.average, Exact(Session()))
+
+    def restore(self, state):
+        run = self.fresh()
+        run.restore(state)
         return run
 
     def go(self, resume=False, run=None, **more):
-        run = run or self.restore(self.keeper.load("auto") if resume else None)
+        run = run or (self.restore(self.keeper.load("auto")) if resume else self.fresh())
         self.reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
         with self.loader:
             stopped = loop.train(
