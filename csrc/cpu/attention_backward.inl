@@ -23,13 +23,11 @@ void load_queries(const AttentionBackward& job, const Sequence& sequence, int64_
   const T* q = row_of(static_cast<const T*>(in.q), in.q_strides, sequence, begin, head);
   gather_terms(q, in.q_strides.row, queries, all, w.width, w.padded, to.q_terms);
   // Scaled as in forward, or rounding would part these scores from the log-sum-exp of those.
-  gather_rows(q, in.q_strides.row, queries, all, w.width, w.pitch, scale, rows);
-  transpose(all, w.pitch, rows, w.pitch, to.q, Q);
+  turn_rows(q, in.q_strides.row, queries, w, scale, rows, to.q);
   const Strides strides = contiguous_strides(in);
   const T* dout = row_of(static_cast<const T*>(job.dout), strides, sequence, begin, head);
   gather_terms(dout, strides.row, queries, all, w.width, w.padded, to.dout_terms);
-  gather_rows(dout, strides.row, queries, all, w.width, w.pitch, C(1), rows);
-  transpose(all, w.pitch, rows, w.pitch, to.dout, Q);
+  turn_rows(dout, strides.row, queries, w, C(1), rows, to.dout);
   const T* out = row_of(static_cast<const T*>(job.out), strides, sequence, begin, head);
   const C* lse = static_cast<const C*>(job.lse) + flat_row(in, sequence, begin) * in.heads + head;
   for (int64_t i = 0; i < Q; ++i) {

@@ -204,6 +204,23 @@ Operand<T>* collect_rows(const void* data, const Strides& strides, const Sequenc
   return to;
 }
 
+// Rows of queries, times a factor, as they lie across the lanes: to[d / terms][query]. Pairs of whole vectors are in memory
+// as they are needed; others pass through `some`.
+template <typename T>
+void turn_rows(const T* from, int64_t row_stride, int64_t rows, const Widths<T>& w, Compute<T> factor, Operand<T>* some,
+               Operand<T>* to) {
+  using E = Operand<T>;
+  constexpr int W = kWidth<E>, Q = kQueryBlock<E>;
+  const int64_t all = round_up(rows, W);
+  if constexpr (kTerms<E> == 2) {
+    if (factor == 1 && rows == all && w.width == 2 * w.pitch && row_stride % 2 == 0) {
+      return transpose(all, w.pitch, reinterpret_cast<const E*>(from), row_stride / 2, to, Q);
+    }
+  }
+  gather_rows(from, row_stride, rows, all, w.width, w.pitch, factor, some);
+  transpose(all, w.pitch, some, w.pitch, to, Q);
+}
+
 // As rows to be summed over: [row / terms][d], the right-hand side of products that are [query][d]. In tiles [d][row /
 // terms], the left-hand side of products that are [d][query]: then neither they nor the weights, which are [key / terms]
 // [query], have to be turned block by block.

@@ -128,8 +128,7 @@ void forward_block(const AttentionForward& job, const AttentionTask& task, int64
   if (sequence.keys == 0) std::memset(output, 0, static_cast<size_t>(Q * w.padded) * sizeof(C));
 
   const T* from = row_of(static_cast<const T*>(in.q), in.q_strides, sequence, begin, task.head);
-  gather_rows(from, in.q_strides.row, queries, vectors * W, in.width, w.pitch, scale.queries, rows);
-  transpose(vectors * W, w.pitch, rows, w.pitch, q, Q);
+  turn_rows(from, in.q_strides.row, queries, w, scale.queries, rows, q);
 
   const int64_t end = in.causal ? smaller(sequence.keys, begin + queries) : sequence.keys;
   const int64_t row = flat_row(in, sequence, begin);
