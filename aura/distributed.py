@@ -67,6 +67,7 @@ class Session:
     devices: list = field(default_factory=list)  # the type of every rank's device
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
+    told: list | None = None  # failure() as it was heard while the main thread was at work
     turns: int = 0  # of run_on_main
     first: int | None = None  # processes.watch() of rank 0's process, where that is another of this machine
     broken: bool = False  # peer_lost() was called: no collective will ever end again
@@ -227,6 +228,8 @@ class Session:
     def failure(self):
         """(rank, reason) of the first process that has posted its failure; None where none has, or the store is out of
         reach."""
+        if self.told:
+            return self.told
         with contextlib.suppress(RuntimeError, TimeoutError):
             said = within(2, lambda: self.store.get("failed").decode() if self.store.check(["failed"]) else None)
             return said and json.loads(said)
@@ -397,14 +400,18 @@ def session(args, before_group=None):
 
 @contextlib.contextmanager
 def _answering(dist):
-    """A block during which this process answers others who ask who is left (see Session._silent_ranks), though its main
-    thread is at work and finds out later."""
+    """A block during which this process answers others who ask who is left (see Session._silent_ranks), and hears why
+    one leaves, though its main thread is at work and finds out later: in a collective, not before that one's process is
+    gone, with rank 0's the store."""
     over = threading.Event()
 
     def answer():
         with contextlib.suppress(RuntimeError):  # without the store nobody can ask
             store = dist.store.clone()  # a connection of its own: the main thread's may be waiting for something
             while not over.wait(LOOK_SECONDS):
+                if not dist.told and store.check(["failed"]):
+                    dist.told = json.loads(store.get("failed"))
+                    store.set(f"left/{dist.rank}", "1")  # for _say_farewell
                 if store.check(["lost"]):
                     store.set(f"alive/{dist.rank}", "1")
                     return

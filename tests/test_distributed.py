@@ -372,12 +372,13 @@ dist.barrier()
         assert "no contesta el rango 1 " in output
 
 
-def test_who_waits_for_the_first_rank_is_told_why_it_left(tmp_path):
+@pytest.mark.parametrize("waits", ["dist.run_on_main(lambda: 1)", "dist.barrier()"])
+def test_who_waits_for_the_first_rank_is_told_why_it_left(tmp_path, waits):
     """And not told that the network is down, though the store goes with that rank."""
-    path = program(tmp_path, """
+    path = program(tmp_path, f"""
 if dist.main:
     raise UserError("la carpeta está ocupada")
-dist.run_on_main(lambda: 1)
+{waits}
 """)
     (first, _), (second, output) = run_ranks([path], [tmp_path] * 2)
     assert (first, second) == (2, 3) and "otro proceso se ha detenido: rango 0: la carpeta está ocupada" in output
