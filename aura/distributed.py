@@ -27,7 +27,7 @@ import torch.distributed as c10d
 from aura import backend as backends
 from aura import placement, sharding, sources, sync, waiting
 from aura.backend import within
-from aura.errors import PeerLost, TrainingFault, UserError, agreed, first_line
+from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
 from aura.launch import LISTENED
 from aura.processes import has_ended, start_of, watch
@@ -364,7 +364,8 @@ def session(args, before_group=None):
         if idle := sync.idle_alone(args):
             dist.print(f"Aviso: con un solo proceso no tiene efecto {idle}.")
         dist.device = backends.local_device(place.local_rank)
-        yield dist
+        with _shortage_told():
+            yield dist
         return
     # torchrun killed tells nobody, and its processes would go on without it. Under launch_distributed.py the process in
     # between says so, and who has not ended when that is killed in its turn (see launch.run_rank) hears no SIGTERM.
@@ -373,7 +374,7 @@ def session(args, before_group=None):
     before = dict(os.environ)
     try:
         dist.store = backends.connect_store(place, dist.timeout)
-        with _failures_told(dist):
+        with _failures_told(dist), _shortage_told():
             peers = _join(place, dist, args)
             if before_group is None:
                 _require_all(peers, place, dist.timeout)
@@ -453,6 +454,20 @@ def _failures_told(dist):
         if isinstance(problem, RuntimeError) and is_communication_error(problem):
             raise dist.peer_lost(problem) from problem
         dist.post_failure(problem)
+        raise
+
+
+@contextlib.contextmanager
+def _shortage_told():
+    """Turn a lack of memory before the first step or after the last one into one line, as while the model is built on a
+    card that another program fills; of one in between loop.train says more."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        if whose := backends.out_of_memory(problem):
+            raise OutOfMemory(f"no basta la memoria de {whose} fuera de los pasos del entrenamiento: libere la que "
+                              "usan otros programas (nvidia-smi y free -h la muestran), o elija un modelo o un lote "
+                              "menor; la misma orden continúa desde el último punto de control, si lo hay") from problem
         raise
 
 

@@ -248,6 +248,14 @@ except Abandoned:
         assert code == 0 and f"[rango {rank}] hasta 7" in output, output
 
 
+def test_memory_that_is_short_before_or_after_the_steps_is_one_line_too(tmp_path):
+    path, alone = program(tmp_path, "dist.rank or torch.empty(2**60)\ndist.barrier()"), tmp_path / "alone.py"
+    alone.write_text(path.read_text().replace("distributed=True", "distributed=False"))
+    for code, output in [run([alone], tmp_path), *run_ranks([path], [tmp_path] * 2)]:
+        assert code == 3 and "Traceback" not in output, output
+        assert output.splitlines()[-1].startswith("error: ") and "no basta la memoria de la máquina" in output, output
+
+
 @pytest.mark.parametrize("kind, code", [("UserError", 2), ("TrainingFault", 3)])
 def test_a_failure_on_rank_0_is_told_to_all(tmp_path, kind, code):
     path = program(tmp_path, f"""
