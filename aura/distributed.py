@@ -9,6 +9,7 @@ collective does, so every wait ends with the names of those who are missing.
 """
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -460,7 +461,7 @@ def _failures_told(dist):
 @contextlib.contextmanager
 def _shortage_told():
     """Turn a lack of memory before the first step or after the last one into one line, as while the model is built on a
-    card that another program fills; of one in between loop.train says more."""
+    card that another program fills; of one in between loop.train says more. The same for a lack of threads."""
     try:
         yield
     except (RuntimeError, MemoryError) as problem:
@@ -468,6 +469,9 @@ def _shortage_told():
             raise OutOfMemory(f"no basta la memoria de {whose} fuera de los pasos del entrenamiento: libere la que "
                               "usan otros programas (nvidia-smi y free -h la muestran), o elija un modelo o un lote "
                               "menor; la misma orden continúa desde el último punto de control, si lo hay") from problem
+        if "can't start new thread" in str(problem):  # Python's, which gives no errno
+            raise TrainingFault(f"{explain(OSError(errno.EAGAIN, ''))}; suba ese límite, o cierre otros programas, y "
+                                "repita la misma orden") from problem
         raise
 
 

@@ -266,7 +266,7 @@ def explain(problem):
         errno.ESTALE: "el servidor de ficheros ya no conoce el fichero",
         errno.EMFILE: "este proceso tiene demasiados ficheros abiertos; ulimit -n dice cuántos puede",
         errno.ENOMEM: "no queda memoria para este proceso; ulimit -v dice cuánta puede tener",
-        errno.EAGAIN: "el sistema no da más hilos ni procesos a este usuario; ulimit -u dice cuántos",
+        errno.EAGAIN: "el sistema no da más hilos ni procesos, o memoria para ellos; ulimit -u y -v dicen cuánto",
         errno.EFBIG: "el fichero sería mayor de lo que se admite; ulimit -f lo dice",
     }
     return phrases.get(problem.errno, problem.strerror or str(problem))

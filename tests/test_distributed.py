@@ -256,6 +256,17 @@ def test_memory_that_is_short_before_or_after_the_steps_is_one_line_too(tmp_path
         assert output.splitlines()[-1].startswith("error: ") and "no basta la memoria de la máquina" in output, output
 
 
+def test_a_thread_that_cannot_be_started_is_one_line_too(tmp_path):
+    path = program(tmp_path, """
+import threading
+threading.stack_size(1 << 50)
+threading.Thread(target=print).start()
+""")
+    path.write_text(path.read_text().replace("distributed=True", "distributed=False"))
+    code, output = run([path], tmp_path)
+    assert code == 3 and output.startswith("error: el sistema no da más hilos") and output.count("\n") == 1, output
+
+
 @pytest.mark.parametrize("kind, code", [("UserError", 2), ("TrainingFault", 3)])
 def test_a_failure_on_rank_0_is_told_to_all(tmp_path, kind, code):
     path = program(tmp_path, f"""
