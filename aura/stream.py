@@ -247,7 +247,7 @@ class StreamLoader:
     def _meeting_point(self, places: list[_Place], delivered: list[int]) -> _Place:
         """Where another number of ranks goes on: the first document that not all of the earlier ranks had passed."""
         epoch = min(place.epoch for place in places)
-        change = f"Aviso: antes eran {len(places)} procesos y ahora son {self._dist.world_size}"
+        change = f"Aviso: el número de procesos era {len(places)} y ahora es {self._dist.world_size}"
         if self._share.corpus.source["kind"] == "hub":
             self._dist.print(f"{change}: el reparto del Hub es otro y la época {epoch} empieza de nuevo.")
             return _Place(epoch)

@@ -263,7 +263,7 @@ def test_on_fewer_ranks_no_document_is_left_out(trio, model, tokens_of, capsys):
         first = int(warning.split("desde el documento ")[1].split()[0])
         rest = windows_of(tokens_of(documents[first:]))
         assert sorted(rows(resumed.next())[0] for _ in rest) == sorted(rest)
-    assert 0 < first < 60 and "antes eran 3 procesos y ahora son 1" in warning
+    assert 0 < first < 60 and "el número de procesos era 3 y ahora es 1:" in warning
     for rank in range(3):
         delivered = {tuple(row) for row in torch.load(f"{out}{rank}")[0][:22]}
         assert delivered >= set(windows_of(tokens_of(documents[:first][rank::3])))
