@@ -50,8 +50,8 @@ WARNED = (
     ("la versión de torch", lambda run: run.versions.get("torch"), NOT_ONLY_SIZE),
     ("el dispositivo", lambda run: ", ".join(sorted(set(run.devices))), NOT_ONLY_SIZE),
     ("el número de hilos por proceso", lambda run: run.threads, NOT_ONLY_SIZE),
-    ("la duración", lambda run: f"{run.train_examples} ejemplos x {run.epochs:.4g} épocas" if run.whole else None,
-     "los minutos y el F1 no se comparan; la aceleración, sí"))
+    ("la duración", lambda run: f"{run.train_examples} ejemplos x {run.epochs:.4g} época{'s' * (run.epochs != 1)}"
+     if run.whole else None, "los minutos y el F1 no se comparan; la aceleración, sí"))
 
 
 def build_parser():

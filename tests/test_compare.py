@@ -121,7 +121,7 @@ def test_without_one_process_the_smallest_counts_and_it_is_said():
     ({"versions": {"torch": "2.10"}}, r"la versión de torch .*2\.10: ddp"),
     ({"devices": ["cpu", "NVIDIA H200"]}, r"el dispositivo .*NVIDIA H200, cpu: ddp"),
     ({"threads": 2}, "el número de hilos"),
-    ({"epochs": 1.0}, "la duración .*1000 ejemplos x 1 épocas: ddp.*la aceleración, sí"),
+    ({"epochs": 1.0}, "la duración .*1000 ejemplos x 1 época: ddp.*la aceleración, sí"),
     ({"resumed": True, "epochs": 0.5}, r"reanudadas \(ddp 2x1\)"),
     ({"exit": results.SIGNALLED, "epochs": 0.5}, r"interrumpidas \(ddp 2x1\)"),
     ({"hosts": ["a", "a"]}, r"varios nodos en una misma máquina \(ddp 2x1\)"),
