@@ -45,6 +45,7 @@ OPS_SOURCES = (
     "csrc/ops_activation.cpp",
     "csrc/ops_attention.cpp",
     "csrc/ops_autograd.cpp",
+    "csrc/ops_linear.cpp",
     "csrc/ops_loss.cpp",
     "csrc/ops_norms.cpp",
     "csrc/ops_rotary.cpp",

@@ -282,22 +282,22 @@ def _evaluate_owed(progress, evaluate, request, reporter, dist):
     return stop
 
 
-@products.step()
 def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
     """Backward of a micro-batch for each seed; gradients are exchanged with the last. Returns (sum of losses,
     tokens)."""
     loss_sum, count = 0.0, 0
-    for micro, seed in enumerate(seeds, 1):
-        torch.manual_seed(seed)
-        with sharding.exchanging(model, micro == len(seeds)):
-            with precision.autocast():
-                with clock.phase("data"):
-                    batch = loader.next()
-                loss, tokens = loss_fn(model, batch)
-            clock.backward(precision.scaler.scale(loss / policy.micro_tokens), micro == len(seeds))
-        clock.enter("compute")
-        loss_sum = loss_sum + loss.detach()
-        count += tokens
+    with products.step(model):
+        for micro, seed in enumerate(seeds, 1):
+            torch.manual_seed(seed)
+            with sharding.exchanging(model, micro == len(seeds)):
+                with precision.autocast():
+                    with clock.phase("data"):
+                        batch = loader.next()
+                    loss, tokens = loss_fn(model, batch)
+                clock.backward(precision.scaler.scale(loss / policy.micro_tokens), micro == len(seeds))
+            clock.enter("compute")
+            loss_sum = loss_sum + loss.detach()
+            count += tokens
     return loss_sum, count
 
 

@@ -135,13 +135,13 @@ def exchange_seconds(dist, parameters, grad_accum, dtype):
     return parameters * (4 + gathers * weights.element_size()), statistics.median(times[1:])
 
 
-@products.step()
 def _accumulate(model, loss_fn, loader, grad_accum, precision, exchange):
-    for micro in range(grad_accum):
-        with sharding.exchanging(model, exchange and micro == grad_accum - 1):
-            with precision.autocast():
-                loss, tokens = loss_fn(model, loader.next())
-            (loss / tokens / grad_accum).backward()
+    with products.step(model):
+        for micro in range(grad_accum):
+            with sharding.exchanging(model, exchange and micro == grad_accum - 1):
+                with precision.autocast():
+                    loss, tokens = loss_fn(model, loader.next())
+                (loss / tokens / grad_accum).backward()
 
 
 def _tell(args, dist, config, figures):

@@ -79,7 +79,7 @@ def step_bytes(config, batch_size, grad_checkpointing, precision="bf16"):
         optimizer = optim.adamw(model, 1e-3, 0.1)
         batch = torch.zeros(batch_size, config.seq_len + 1, dtype=torch.int64)
         for _ in range(2):
-            with products.step(), products.adding(True):
+            with products.step(model), products.adding(True):
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                     loss = model(batch[:, :-1], batch[:, 1:])
                 loss.backward()

@@ -69,7 +69,7 @@ class Contestant:
         """Take a step; returns the norm of the gradients. micro_batches: how many parts of the batch go through the
         model one after another. run: what is called in the model's place, such as torch.compile of it."""
         self.optimizer.zero_grad(set_to_none=True)
-        with products.step(), products.adding(True):
+        with products.step(self.model), products.adding(True):
             for part in batch.chunk(micro_batches):
                 with autocast(dtype, batch.device.type):
                     loss = self.loss(self.model if run is None else run, part) / micro_batches

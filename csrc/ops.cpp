@@ -85,10 +85,14 @@ const cuda::Kernels* loaded_gpu_kernels = nullptr;
 
 void load_gpu_kernels(const cuda::Kernels* table) { loaded_gpu_kernels = table; }
 
+const cuda::Kernels* gpu_kernels_if_any(const at::Tensor& t) {
+  return t.is_cpu() && loaded_gpu_kernels && !loaded_gpu_kernels->emulated ? nullptr : loaded_gpu_kernels;
+}
+
 const cuda::Kernels* gpu_kernels(const at::Tensor& t, const char* op) {
-  if (t.is_cpu() && !(loaded_gpu_kernels && loaded_gpu_kernels->emulated)) return nullptr;
-  TORCH_CHECK(loaded_gpu_kernels != nullptr, op, ": the CUDA kernels are not loaded");
-  return loaded_gpu_kernels;
+  const cuda::Kernels* found = gpu_kernels_if_any(t);
+  TORCH_CHECK(found != nullptr || t.is_cpu(), op, ": the CUDA kernels are not loaded");
+  return found;
 }
 
 std::vector<std::string> cpu_isas() {

@@ -19,6 +19,9 @@ inline int64_t grain(int64_t columns) { return std::max<int64_t>(1, 32768 / colu
 // The kernels for a tensor on a GPU, null for one in host memory. Raises where there are none.
 const cuda::Kernels* gpu_kernels(const at::Tensor& t, const char* op);
 
+// The same, null where there are none too.
+const cuda::Kernels* gpu_kernels_if_any(const at::Tensor& t);
+
 // Queues work on the current stream of the tensor's GPU: queue(stream) returns null or why it could not.
 template <typename Queue>
 void on_gpu(const cuda::Kernels* kernels, const at::Tensor& t, const char* op, Queue queue) {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aura import cuda_extension, extension
-from tests import test_activation, test_attention, test_loss, test_norms, test_rotary
+from tests import test_activation, test_attention, test_loss, test_norms, test_products, test_rotary
 
 HERE = extension.ROOT / "tests" / "cuda_on_cpu"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{extension.CSRC}", "-Wno-unknown-pragmas",
@@ -115,6 +115,13 @@ def test_a_large_mean_costs_no_digits():
     x = torch.randn(4, 768) + 1e4
     exact = torch.nn.functional.layer_norm(x.double(), (768,))
     assert (norms.layer_norm(x, torch.ones(768), None).double() - exact).abs().max() < 2e-3
+
+
+# ---- Linear layers --------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_columns():
+    test_products.check_column_sums(dtypes=DTYPES)
 
 
 # ---- Attention ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def test_the_estimate_is_what_torch_allocates(precision, grad_checkpointing):
     batch = torch.randint(CONFIG.vocab_size, (4, CONFIG.seq_len + 1))
 
     def step():
-        with products.step(), products.adding(True):
+        with products.step(model), products.adding(True):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 loss = model(batch[:, :-1], batch[:, 1:])
             (loss / batch.numel()).backward()

@@ -98,8 +98,8 @@ def test_products_are_added_up_in_float32(tmp_path, shards, monkeypatch, accum):
     steps = {"shards": shards, "accum": accum, "precision": "bf16", "dropout": 0.0, "max_steps": 4}
     plainly = [float(loss) for loss in Run(folder(tmp_path, "a"), **steps).go().losses()]
     monkeypatch.setattr(products, "DEVICES", ("cpu",))
-    run, make, copied, stepped = Run(folder(tmp_path, "b"), **steps), products._copy, [], []
-    monkeypatch.setattr(products, "_copy", lambda weight, dtype: copied.append(products._adds) or make(weight, dtype))
+    run, of, copied, stepped = Run(folder(tmp_path, "b"), **steps), products._Copies.of, [], []
+    monkeypatch.setattr(products._Copies, "of", lambda *asked: copied.append(products._adds) or of(*asked))
     run.optimizer.register_step_pre_hook(lambda *_: stepped.append(products._copies))
     assert [float(loss) for loss in run.go().losses()] == pytest.approx(plainly, rel=2e-3)
     assert copied and all(copied) and stepped == [None] * 4

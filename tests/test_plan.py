@@ -53,7 +53,7 @@ def training(job, device=CPU):
     shape = (job.batch_size, job.config.seq_len + 1)
 
     def step():
-        with products.step(), products.adding(True):
+        with products.step(model), products.adding(True):
             for _ in range(job.grad_accum):
                 batch = torch.randint(job.config.vocab_size, shape, device=device)
                 with precision.autocast():

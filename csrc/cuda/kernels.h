@@ -9,6 +9,7 @@
 
 #include "cuda/activation.h"
 #include "cuda/attention.h"
+#include "cuda/columns.h"
 #include "cuda/loss.h"
 #include "cuda/norms.h"
 #include "cuda/rotary.h"
@@ -25,12 +26,13 @@ struct Kernels {
   ActivationKernels activation;
   RotaryKernels rotary;
   LossKernels loss;
+  ColumnKernels columns;
 };
 
 // The table of the kernels that the caller is linked with: the GPU's, or emulated ones.
 inline Kernels all_kernels(void* (*stream)(int device), bool emulated) {
   return {stream,           emulated, norm_kernels(), attention_kernels(), activation_kernels(),
-          rotary_kernels(), loss_kernels()};
+          rotary_kernels(), loss_kernels(), column_kernels()};
 }
 
 }  // namespace cuda

@@ -17,6 +17,7 @@
 #include <initializer_list>
 
 #include "cuda/launch.cuh"
+#include "cuda/partials.cuh"
 #include "cuda/philox.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
@@ -472,38 +473,6 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
   }
 }
 
-// ---- The partial sums ---------------------------------------------------------------------------------------------
-
-// A block of 32 x 32 threads adds up 32 columns: each row of threads every 32nd partial sum, then the rows together.
-// blockIdx.y: 0 dweight, 1 dbias.
-template <typename W>
-__global__ void __launch_bounds__(kWarp* kWarp)
-    add_partials(const float* partials, int count, int64_t columns, int64_t stride, void* dweight, void* dbias) {
-  constexpr int kBatch = 5;  // loads under way together: 160 partial sums, as many as most cards have multiprocessors
-  constexpr int kPitch = kWarp + 1;  // rows are written and columns read, both over all banks
-  float* tile = reinterpret_cast<float*>(shared_memory());
-  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
-  const int64_t column = int64_t{blockIdx.x} * kWarp + x, turned = int64_t{blockIdx.x} * kWarp + y;
-  float sum[1] = {};
-  begin_early();
-  if (column < columns) {
-    const float* const from = partials + blockIdx.y * columns + column + y * stride;
-    const int64_t apart = kWarp * stride;
-    float some[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) some[i] = y + i * kWarp < count ? from[i * apart] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) sum[0] += some[i];
-#pragma unroll 1
-    for (int i = kBatch; y + i * kWarp < count; ++i) sum[0] += from[i * apart];
-  }
-  tile[y * kPitch + x] = sum[0];
-  __syncthreads();
-  sum[0] = tile[x * kPitch + y];
-  combine_lanes<Sum>(sum);
-  if (x == 0 && turned < columns) store(blockIdx.y ? dbias : dweight, turned, to_vector<W>(sum));
-}
-
 // ---- Launches -----------------------------------------------------------------------------------------------------
 
 // How many elements of a row a thread keeps in registers, in vectors of `count`; 0: the row does not fit. As many as
@@ -609,14 +578,6 @@ const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, flo
                       static_cast<float>(a.dropout.scale()), 1.0f / static_cast<float>(a.columns), sums);
 }
 
-template <typename W>
-const char* add_partials_as(const float* sums, int64_t blocks, int64_t columns, int64_t stride, void* dweight,
-                            void* dbias, void* stream) {
-  return launch_early(add_partials<W>, grid_of(ceil_div(columns, kWarp), dbias ? 2 : 1), dim3(kWarp, kWarp),
-                      kWarp * (kWarp + 1) * static_cast<int>(sizeof(float)), stream, sums, static_cast<int>(blocks),
-                      columns, stride, dweight, dbias);
-}
-
 const char* forward(const NormForward& a, int64_t rows, bool rms, NormTypes types, bool narrow, void* stream) {
   return with_types(types, narrow, [&](auto t) -> const char* {
     if (rows == 0) return nullptr;
@@ -633,8 +594,8 @@ const char* backward(const NormBackward& a, int64_t rows, NormTypes types, bool 
       const char* error = backward_as<decltype(t)>(a, rows, blocks, sums, stream);
       if (error) return error;
     }
-    return add_partials_as<typename decltype(t)::W>(sums, blocks, a.columns, (a.mean ? 2 : 1) * a.columns, dweight,
-                                                    dbias, stream);
+    return queue_add_partials<typename decltype(t)::W>(sums, blocks, a.columns, (a.mean ? 2 : 1) * a.columns, dweight,
+                                                       dbias, stream);
   });
 }
 

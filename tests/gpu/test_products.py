@@ -14,3 +14,7 @@ pytestmark = NEEDS_CARD
 @pytest.mark.parametrize("adding", [True, False])
 def test_sums_are_exact_but_for_float32(adding, bias, dtype):
     test_products.check_sums(adding, bias, 1e-6, "cuda", dtype)
+
+
+def test_sums_of_columns(kernels):
+    test_products.check_column_sums("cuda")
