@@ -4,7 +4,7 @@ Under autocast torch casts each weight again in every micro-batch, and once more
 gradient comes rounded to 16 bits, is cast to float32 and only then added to that of the micro-batches before. With few
 tokens in a micro-batch that is a good part of its time: 32 bytes through memory for each weight. In step() a weight is
 cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation fusion does;
-Narayanan et al. 2021), without the rounding.
+Narayanan et al. 2021), without the rounding. csrc/ops_linear.cpp has the layer's forward and backward.
 """
 
 import contextlib
