@@ -201,6 +201,26 @@ def test_a_torch_that_refuses_such_products_does_it_its_own_way(monkeypatch):
     assert torch.equal(ours.weight.grad, theirs.weight.grad)
 
 
+def test_without_the_extension_it_is_torchs(monkeypatch):
+    monkeypatch.setattr(extension, "load", lambda: None)
+    products._can_add.cache_clear()
+    ours, theirs = layer(), layer()
+    try:
+        trained(ours)
+    finally:
+        products._can_add.cache_clear()
+    trained(theirs, no_step)
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+
+
+def test_second_derivatives_are_refused():
+    module, x = layer(), torch.randn(5, 24, requires_grad=True)
+    with products.step(module), torch.autocast("cpu", torch.bfloat16):
+        y = module(x)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(y.float().sum(), x, create_graph=True)
+
+
 def test_frozen_weights_and_inference():
     module, x = layer(), torch.randn(2, 5, 24)
     with products.step(module), products.adding(True), torch.autocast("cpu", torch.bfloat16):
