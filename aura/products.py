@@ -100,7 +100,7 @@ class Linear(nn.Linear):
         weight, bias = _copies.of(self, dtype)
         if torch.is_grad_enabled() and self.weight.requires_grad:
             return torch.ops.aura.linear(x, self.weight, self.bias, weight, bias, _adds)
-        return F.linear(x.to(dtype), weight, bias)
+        return F.linear(x, weight, self.bias)  # not its copy, which would end the gradient of one that is trained
 
     def whole(self):
         """Whether the weight is there in float32. Where fully_shard has cut it, it comes in 16 bits already."""

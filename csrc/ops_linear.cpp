@@ -102,15 +102,18 @@ struct Linear : Function<Linear> {
     if (!gradients[0].defined()) return found;
     const Tensor &x = saved[0], &low = saved[1], weight = ctx->saved_data["weight"].toTensor();
     const Tensor rows = gradients[0].reshape({-1, low.size(0)});
-    const bool adding = ctx->saved_data["adding"].toBool();
-    Tensor sums = adding ? weight.grad() : Tensor();
-    const bool fresh = !sums.defined();
-    if (fresh) sums = at::empty_like(weight);
-    add_product(sums, rows.t(), x.reshape({-1, low.size(1)}), fresh);
-    if (adding) {
-      weight.mutable_grad() = sums;
-    } else {
-      found[1] = sums;
+    // Not where others alone are asked for, as torch.autograd.grad(loss, x) does: it leaves every .grad as it was.
+    if (ctx->needs_input_grad(1)) {
+      const bool adding = ctx->saved_data["adding"].toBool();
+      Tensor sums = adding ? weight.grad() : Tensor();
+      const bool fresh = !sums.defined();
+      if (fresh) sums = at::empty_like(weight);
+      add_product(sums, rows.t(), x.reshape({-1, low.size(1)}), fresh);
+      if (adding) {
+        weight.mutable_grad() = sums;
+      } else {
+        found[1] = sums;
+      }
     }
     if (ctx->needs_input_grad(0)) {
       found[0] = product(rows, low, ctx->saved_data["x_dtype"].toScalarType()).view(x.sizes());

@@ -232,6 +232,27 @@ def test_frozen_weights_and_inference():
     assert torch.equal(y, again) and not y.requires_grad and x.grad is not None and module.weight.grad is None
 
 
+def test_a_bias_beside_a_frozen_weight_has_its_gradient():
+    ours, theirs = layer(), layer()
+    for module in (ours, theirs):
+        module.weight.requires_grad_(False)
+    trained(ours)
+    trained(theirs, no_step)
+    assert ours.bias.grad is not None and torch.equal(ours.bias.grad, theirs.bias.grad) and ours.weight.grad is None
+
+
+@pytest.mark.parametrize("adding", [True, False])
+def test_a_gradient_that_is_not_asked_for_is_not_added(adding):
+    module, x = layer(), torch.randn(5, 24, requires_grad=True)
+    with products.step(module), products.adding(adding), torch.autocast("cpu", torch.bfloat16):
+        loss = module(x).float().sum()
+    with Products() as found:
+        torch.autograd.grad(loss, x, retain_graph=True)
+    assert found.count == 1 and module.weight.grad is None and x.grad is None
+    loss.backward(inputs=[module.weight])
+    assert module.weight.grad is not None and x.grad is None
+
+
 GPT = gpt.GPT(gpt.GPTConfig(vocab_size=101, seq_len=24, n_layer=3, n_head=2, n_embd=32, dropout=0.1))
 HRM = hrm.HRM(hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48))
 
