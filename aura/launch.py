@@ -20,6 +20,7 @@ import time
 import uuid
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 from aura import console, waiting
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
@@ -31,6 +32,7 @@ PIECE = 1000  # characters that are written at once, up to 4 bytes each: the pip
 SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
+CHECKPOINT = re.compile(r"(último punto de control: |todavía no había ningún punto de control).*")  # see Checkpointer
 ECHOES = ("otro proceso se ha detenido", "se ha perdido la comunicación", "el rango 0 se ha detenido")
 
 
@@ -102,18 +104,28 @@ def send(text):
 
 @dataclass
 class Rank:
-    """One process of the present attempt. code: None while it runs. error: its own "error: ..." line, kept back."""
+    """One process of the present attempt. code: None while it runs. error: its own "error: ..." line, kept back.
+    outstayed: whether it still ran when another had failed. hung: torchrun killed it then, since it did not end."""
 
     pid: int
     code: int | None = None
     error: str = ""
     last: str = ""
+    outstayed: bool = False
+    hung: bool = False
 
 
 def send_signal(pid, number):
     """Signal a process, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def is_running(pid):
+    """Whether a process is there and no zombie (Linux; elsewhere False)."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 class Launch:
@@ -193,6 +205,8 @@ class Launch:
             return
         self.ranks[rank].code = code
         self.ended.append(rank)
+        for other in self.ranks.values() if code else ():
+            other.outstayed |= other.code is None and is_running(other.pid)
         if not code and self.ranks[rank].error:
             self.warn(f"error: {self.ranks[rank].error}")
         culprit = self.culprit() if len(self.ended) == self.processes else None
@@ -204,9 +218,11 @@ class Launch:
         """The rank whose end made the others end; None when none failed."""
         for number, rank in self.ranks.items():
             if rank.code is None:  # killed together with the process that would have told us
-                rank.code = EXIT_SIGNAL_BASE + signal.SIGKILL
+                rank.code, rank.hung = EXIT_SIGNAL_BASE + signal.SIGKILL, rank.outstayed
                 self.ended.append(number)
         failed = [number for number in self.ended if self.ranks[number].code]
+        if any(self.ranks[number].error.startswith(ECHOES) for number in failed):  # and names the one that hung
+            failed = [number for number in failed if not self.ranks[number].hung]
 
         def secondary(number):
             rank = self.ranks[number]
@@ -228,6 +244,14 @@ class Launch:
             why += " (si no fue usted, faltó memoria: dmesg lo dice)"
         return f"rango {number} (máquina {socket.gethostname()}): {why} (código {rank.code})"
 
+    def saved(self, culprit):
+        """What those who lost the rank `culprit`, which could not, say of the checkpoint to go on from, or nothing."""
+        if self.ranks[culprit].error:
+            return ""
+        lost = [rank.error for _, rank in sorted(self.ranks.items()) if rank.error.startswith(ECHOES)]
+        told = next(filter(None, map(CHECKPOINT.search, lost)), None)
+        return f"; {told[0]}" if told else ""
+
     def conclude(self, torchrun_code):
         """Say why the run failed, if it did; returns the exit code."""
         if not torchrun_code:
@@ -244,7 +268,7 @@ class Launch:
             return EXIT_SIGNAL_BASE + self.asked[0] if not self.ranks else EXIT_OK
         code = self.ranks[culprit].code
         if code not in STOPPED:
-            self.warn(f"error: {self.reason(culprit)}")
+            self.warn(f"error: {self.reason(culprit)}{self.saved(culprit)}")
             return code
         if torchrun_code < 0 and not self.asked:
             self.warn(f"error: torchrun murió por la señal {-torchrun_code}, y sus procesos pararon")

@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -338,6 +339,38 @@ def test_of_ranks_that_lost_another_the_one_that_has_saved_is_heard():
     assert group.culprit() == 0 and "ckpt-51.pt" in group.reason(0)
     group.ranks[2].error = "no queda espacio"
     assert group.culprit() == 2
+
+
+def test_a_killed_rank_ends_with_the_checkpoint_that_the_others_name(capsys):
+    """It could not name one itself, and what they say of it is kept back."""
+    group = launch.Launch(3, 0, False)
+    lost = "se ha perdido la comunicación con otro proceso; no contesta el rango 0; último punto de control: ckpt-{}.pt"
+    group.ranks = {rank: launch.Rank(1, 3, lost.format(50 + rank)) for rank in range(3)}
+    group.ranks[0], group.ended = launch.Rank(1, 128 + signal.SIGKILL), [0, 2, 1]
+    assert group.conclude(1) == 137
+    assert capsys.readouterr().err.endswith("(código 137); último punto de control: ckpt-51.pt\n")
+
+
+@pytest.mark.parametrize("asked", [[], [signal.SIGTERM]])
+def test_a_rank_that_hung_and_that_torchrun_killed_is_told_as_such(capsys, asked):
+    """Nobody looks for a lack of memory. One that was killed first of all, with the process beside it, is another
+    matter."""
+    lost = "se ha perdido la comunicación con otro proceso; no contesta el rango 1; último punto de control: ckpt-8.pt"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        for hangs in (True, False):
+            group = launch.Launch(2, 0, False)
+            group.event(rank=0, pid=os.getpid())
+            group.event(rank=1, pid=other.pid)
+            group.asked = asked
+            group.heard(0, f"error: {lost}\n")
+            if not hangs:
+                other.kill()
+                other.wait()
+            group.event(rank=0, code=3)
+            assert group.conclude(1) == (3 if hangs else 137)
+            said = capsys.readouterr().err
+            assert ("no contesta el rango 1" in said) == hangs and ("SIGKILL" in said) != hangs
+            assert "último punto de control: ckpt-8.pt" in said
 
 
 def test_a_stop_while_ranks_begin_is_no_lost_machine(capsys):
