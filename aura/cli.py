@@ -183,6 +183,8 @@ def run(main):
             _last_words(f"error: {_as_called(str(problem))}")
         elif LISTENED not in os.environ:  # launch_distributed.py waits by itself
             _let_speak(problem.exit_code)
+            if first == "LOCAL_RANK":  # torchrun would have ended us by now: this process alone has found it
+                _last_words(f"error: {_as_called(str(problem))}")
         _leave_now(problem.exit_code)
     except KeyboardInterrupt:
         _last_words("Interrumpido.")

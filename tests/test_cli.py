@@ -165,7 +165,6 @@ cli.run(lambda: print("hecho") or 0)"""
 
 @pytest.mark.parametrize("spoken, variables", [
     (True, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0"}),  # the first of the second machine
-    (False, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1"}),
     (True, {"SLURM_PROCID": "0"}),
     (False, {"SLURM_PROCID": "1", "SLURM_LOCALID": "0"}),
     (True, {"RANK": "1"}),  # by hand
@@ -175,6 +174,16 @@ def test_what_all_know_is_said_once_on_each_console(tmp_path, spoken, variables)
              "cli.run(lambda: cli.Parser().parse_args(['--no']))"]
     code, output = run(words, tmp_path, **variables)
     assert code == 2 and output.count("\n") == output.count("error: argumento desconocido --no") == spoken
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_under_torchrun_what_one_rank_alone_has_found_is_said_once_nobody_else_speaks(tmp_path, ended):
+    """As soon as the first rank has said the same and left, torchrun ends the others; else that one found nothing."""
+    words = ["-c", "import os, signal\nfrom aura import cli\ncli.SPEAK_SECONDS = 0\n"
+             f"cli.time.sleep = lambda _: {ended} and os.kill(os.getpid(), signal.SIGTERM)\n"
+             "cli.run(lambda: cli.Parser().parse_args(['--no']))"]
+    code, output = run(words, tmp_path, TORCHELASTIC_RUN_ID="x", RANK="1", LOCAL_RANK="1")
+    assert code == 2 and output.count("error: argumento desconocido --no") == (not ended), output
 
 
 @pytest.mark.parametrize("flags", [["-u"], []])
