@@ -31,12 +31,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import ops  # noqa: E402
+from aura import ops, start  # noqa: E402
 
 OURS = "fused"  # what is measured as ours, a mode of ops.using
 SEED = 1234
 DROPOUT = 0.1
 EPS = 1e-5
+SLOW_PRODUCTS = 4  # times what float32 takes: bfloat16 is then left out, whose few products would take most of the time
 
 BATCH, HEADS = 2, 12
 LENGTHS = (64, 127, 128, 256, 512, 1000, 1024, 2048)
@@ -723,6 +724,15 @@ def refusals(dtypes: list[str]) -> list[str]:
     return [f"SDPA {name} no se mide ({', '.join(where)}): {why}" for (name, why), where in told.items()]
 
 
+def worthwhile() -> tuple[list[str], list[str]]:
+    """(the dtypes that somebody trains in on this processor, why another is left out)."""
+    times = start.times_as_long(torch.bfloat16)
+    if times < SLOW_PRODUCTS:
+        return list(measure.DTYPES), []
+    return ["fp32"], [f"bf16 no se mide: un producto tarda {times:.0f} veces lo que en fp32, y nadie entrena así; con "
+                      "--dtype fp32,bf16 se mide"]
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mide las operaciones propias frente a las de torch, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
@@ -731,8 +741,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=measure.names(*SECTIONS), default=None, metavar="PARTES",
                         help=f"solo estas partes, separadas por comas: {', '.join(SECTIONS)}")
     parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
-    parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32,bf16",
-                        help="tipos de los tensores (por defecto: fp32,bf16)")
+    parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default=None,
+                        help="tipos de los tensores (por defecto: fp32 y, si el procesador no lo multiplica mucho más "
+                             "despacio, bf16)")
     parser.add_argument("--seq-len", type=measure.sizes, default=None,
                         help=f"longitudes T de la atención (por defecto: {','.join(map(str, LENGTHS))})")
     parser.add_argument("--rounds", type=int, default=5, help="rondas como mínimo, 3 si duran mucho (por defecto: 5)")
@@ -749,7 +760,11 @@ def race(args) -> dict:
     for threads in args.threads:
         torch.set_num_threads(threads)
         ceilings[threads] = measure.ceilings(args.quick)
-    result = {"benchmark": "kernels", **measure.environment(), "notes": refusals(args.dtype), "ceilings": ceilings}
+    left_out = []
+    if args.dtype is None:
+        args.dtype, left_out = worthwhile()
+    notes = left_out + refusals(args.dtype)
+    result = {"benchmark": "kernels", **measure.environment(), "notes": notes, "ceilings": ceilings}
     print(f"{result['device']}; {result['extension']} ({result['instruction_set']}); torch {torch.__version__} "
           f"({result['torch_instruction_set']})")
     for threads, found in ceilings.items():

@@ -32,6 +32,7 @@ SLOW_RATIO, SLOW_ROUNDS = 1.5, 2  # a peer this far behind another of its kind l
 SLOW_S, VERY_SLOW_S = 0.02, 0.1  # if a call takes more than 20 ms; if more than 100 ms, before them, with one sample
 MOST_ROUNDS = 200
 CACHED_BYTES = 12 * 2**20  # 4096 x 768 in fp32
+SLOW_PRODUCT_S = 0.1
 LONG_S, LONG_ROUNDS = 2.0, 3  # a comparison that has taken this long ends after 3 rounds
 
 
@@ -218,17 +219,21 @@ def product_ceilings(dtype: str) -> tuple[str, ...]:
 
 
 def ceilings(quick: bool = False) -> dict[str, float]:
-    """What the machine gives at the present number of threads: torch.mm of 2048^3 in GFLOP/s, and GB/s (read and
-    written) of a copy of 512 MB and of one that a large cache holds; the best of several tries."""
+    """What the machine gives at the present number of threads: torch.mm of 2048^3 in GFLOP/s, of 512^3 where that is
+    slow already, and GB/s (read and written) of a copy of 512 MB and of one that a large cache holds; the best of
+    several tries."""
     result = {}
     tries = 3 if quick else 8
     for name, dtype in DTYPES.items():
-        a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
-        out = torch.empty(2048, 2048, dtype=dtype)
-        torch.mm(a, b, out=out)
-        best = min(seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1, contextlib.nullcontext)
-                   for _ in range(tries))
-        result[f"matmul_{name}_gflops"] = 2 * 2048**3 / best / 1e9
+        for size in (512, 2048):
+            a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+            out = torch.empty(size, size, dtype=dtype)
+            torch.mm(a, b, out=out)
+            best = min(seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1, contextlib.nullcontext)
+                       for _ in range(tries))
+            result[f"matmul_{name}_gflops"] = 2 * size**3 / best / 1e9
+            if best > SLOW_PRODUCT_S:  # 64 of them would take minutes: no CPU without AVX-512 multiplies bfloat16
+                break
     for name, size in (("copy_gbs", 2**26 if quick else 2**27), ("copy_cached_gbs", CACHED_BYTES // 4)):
         source = torch.ones(size)
         target = torch.zeros_like(source)

@@ -95,6 +95,7 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kernels, "NORM_SHAPES", ((300, 48),))
     monkeypatch.setattr(kernels, "GELU_SHAPES", ((300, 48),))
     monkeypatch.setattr(kernels, "QUICK_LOSS_SHAPE", (6, 16, 40))
+    monkeypatch.setattr(kernels.start, "times_as_long", lambda dtype: 1.7)
     path = tmp_path / "kernels.json"
     kernels.main(["--quick", "--threads", "1", "--seq-len", "40,130", "--rounds", "1", "--seconds", "0", "--markdown",
                   "--json", str(path)])
@@ -132,6 +133,15 @@ def test_what_cannot_be_measured_or_written_is_said_first(load, tmp_path, capsys
             load(name).main(words)
         assert stopped.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_kernels_leaves_out_bfloat16_where_its_products_would_take_most_of_the_time(load, monkeypatch):
+    kernels = load("kernels")
+    monkeypatch.setattr(kernels.start, "times_as_long", lambda dtype: 22.4)
+    dtypes, [why] = kernels.worthwhile()
+    assert dtypes == ["fp32"] and "22 veces lo que" in why and "--dtype fp32,bf16" in why
+    monkeypatch.setattr(kernels.start, "times_as_long", lambda dtype: 1.7)
+    assert kernels.worthwhile() == (["fp32", "bf16"], [])
 
 
 def test_kernels_finds_a_wrong_gradient(load, monkeypatch):

@@ -39,7 +39,7 @@ class Ranks(Session):
         self.names = names
 
     def gather_objects(self, value):
-        return [value, *((name, False) for name in self.names[1:])]
+        return [value, *((name, False, 1) for name in self.names[1:])]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is tuned")
@@ -85,11 +85,29 @@ def test_all_ranks_take_a_precision_that_all_of_them_have(plain_processor, monke
 def test_auto_says_where_bfloat16_would_be_faster(monkeypatch, capsys, precision, others, said):
     """Only if all processors multiply it: the slowest sets the pace."""
     monkeypatch.setattr(ops, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(start, "times_as_long", lambda dtype: 0.5)
     dist = Ranks(["fp32"] * (1 + len(others)))
-    dist.gather_objects = lambda mine: [mine, *(("fp32", other) for other in others)]
+    dist.gather_objects = lambda mine: [mine, *(("fp32", other, 1) for other in others)]
     chosen = start.agree_precision(SimpleNamespace(precision=precision, sync="auto"), dist).name
     assert chosen == ("fp32" if precision == "auto" else precision)
     assert ("con --precision bf16" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("precision,own,other,said", [("bf16", 22.4, 1.2, "22"), ("fp16", 1.2, 3.1, "3"),
+                                                      ("bf16", 1.7, 1.7, None), ("fp32", 22.4, 1, None),
+                                                      ("auto", 22.4, 1, None)])
+def test_slow_products_of_16_bits_are_told(plain_processor, monkeypatch, capsys, precision, own, other, said):
+    """On any rank: a laptop without AVX-512 takes twenty times as long as in fp32."""
+    monkeypatch.setattr(start, "times_as_long", lambda dtype: own)
+    dist = Ranks(["fp32", "fp32"])
+    dist.gather_objects = lambda mine: [mine, (mine[0], False, other)]
+    assert start.agree_precision(SimpleNamespace(precision=precision, sync="auto"), dist).name != "auto"
+    printed = capsys.readouterr().out
+    assert printed == "" if said is None else f"--precision {precision}: " in printed and f" {said} veces" in printed
+
+
+def test_how_much_slower_is_measured():
+    assert start.times_as_long(torch.bfloat16) > 0
 
 
 @pytest.mark.parametrize("choice,isa,yes", [("fused", "avx512bf16", True), ("fused", "amx", True),
