@@ -127,8 +127,8 @@ def agree_precision(args, dist):
 
 
 def times_as_long(dtype):
-    """How many times what they take in float32 a product and its gradients take in `dtype` on this CPU: many, where it
-    has no AVX-512 and torch makes them value by value."""
+    """How many times what they take in float32 a product and its gradients take in `dtype` on this CPU: twenty and
+    more where it has no AVX-512."""
 
     def shortest(dtype):
         x, weight = (torch.ones(256, 256, dtype=dtype, requires_grad=True) for _ in range(2))
