@@ -23,6 +23,7 @@ from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
+TIMED_S = 0.05  # of products of each kind, by which their speeds are compared, and 3 at least
 # Arguments that a resumed run may change, and that change how it learns. What is asked for now holds; it is said aloud,
 # for whoever has just forgotten to repeat an option.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
@@ -128,18 +129,24 @@ def agree_precision(args, dist):
 
 def times_as_long(dtype):
     """How many times what they take in float32 a product and its gradients take in `dtype` on this CPU: twenty and
-    more where it has no AVX-512."""
+    more where it has no AVX-512. On one thread: several, beside other work, wait for each other longer than they
+    multiply."""
 
     def shortest(dtype):
         x, weight = (torch.ones(256, 256, dtype=dtype, requires_grad=True) for _ in range(2))
         times = []
-        for _ in range(3):
+        while len(times) < 3 or sum(times) < TIMED_S:
             begun = time.perf_counter()
             F.linear(x, weight).backward(x.detach())
             times.append(time.perf_counter() - begun)
         return min(times)
 
-    return shortest(dtype) / shortest(torch.float32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return shortest(dtype) / shortest(torch.float32)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def require_memory(args, config, dist, way_out):

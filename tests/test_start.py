@@ -106,8 +106,17 @@ def test_slow_products_of_16_bits_are_told(plain_processor, monkeypatch, capsys,
     assert printed == "" if said is None else f"--precision {precision}: " in printed and f" {said} veces" in printed
 
 
-def test_how_much_slower_is_measured():
-    assert start.times_as_long(torch.bfloat16) > 0
+def test_how_much_slower_is_measured(monkeypatch):
+    """On one thread: two, where another process computes, found products of bfloat16 as fast as any."""
+    counts, linear = [], start.F.linear
+    monkeypatch.setattr(start.F, "linear", lambda *tensors: counts.append(torch.get_num_threads()) or linear(*tensors))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert start.times_as_long(torch.bfloat16) > 0
+        assert set(counts) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("choice,isa,yes", [("fused", "avx512bf16", True), ("fused", "amx", True),
