@@ -351,6 +351,9 @@ def main():
         if not counted:
             dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
     if args.dry_run:
+        dtype = start.choose_precision(card.precision, dist.device).dtype if card.type == "cpu" else None
+        if dtype and (told := start.slow_products(card.precision, start.times_as_long(dtype))):
+            dist.print(told)
         return EXIT_OK
     start.check_places(args, dist, description=DESCRIPTION)
     if not args.prepare:

@@ -112,9 +112,8 @@ def agree_precision(args, dist):
     pairs = on_cpu and ops.multiplies_bfloat16()
     times = times_as_long(own.dtype) if on_cpu and own.dtype else 1
     names, all_pairs, all_times = zip(*dist.gather_objects((own.name, pairs, times)), strict=True)
-    if max(all_times) >= 2:
-        dist.print(f"--precision {own.name}: este procesador multiplica matrices {max(all_times):.0f} veces más "
-                   "despacio que en fp32; con --precision fp32 cada paso tardará mucho menos.")
+    if told := slow_products(own.name, max(all_times)):
+        dist.print(told)
     if len(set(names)) == 1 or args.sync == "diloco":
         if args.precision == "auto" and all(all_pairs):
             dist.print("--precision auto: fp32 sin GPU. Aquí el procesador multiplica bfloat16: con --precision bf16 "
@@ -125,6 +124,14 @@ def agree_precision(args, dist):
     dist.print(f"--precision auto: no todos los procesos pueden lo mismo ({told}); calculan todos en {common}. Con "
                "--sync diloco cada uno usaría la suya.")
     return loop.Precision(common, dist.device)
+
+
+def slow_products(name, times):
+    """What to tell of a precision whose products take so many times what they take in fp32, or None."""
+    if times < 2:
+        return None
+    return (f"--precision {name}: este procesador multiplica matrices {times:.0f} veces más despacio que en fp32; con "
+            "--precision fp32 cada paso tardará mucho menos.")
 
 
 def times_as_long(dtype):

@@ -319,6 +319,17 @@ def test_no_more_threads_than_cores_that_it_may_use(dry_run, monkeypatch):
     assert dry_run("--dataset_path", "muestra", "--gpu_gb", 8)[0] == 0 and asked == [cgroup.cores()]
 
 
+@pytest.mark.parametrize("times, words, said", [(22.4, ["--precision", "bf16"], True),
+                                                (1.7, ["--precision", "bf16"], False), (22.4, [], False),
+                                                (22.4, ["--precision", "bf16", "--gpu_gb", 8], False)])
+def test_the_plan_says_that_products_of_16_bits_are_slow_here(dry_run, monkeypatch, times, words, said):
+    """Its hours alone do not: a laptop's 60 h of bf16 are 0.8 of fp32."""
+    monkeypatch.setattr(script.backend, "local_device", lambda rank: torch.device("cpu"))
+    monkeypatch.setattr(script.start, "times_as_long", lambda dtype: times)
+    code, output = dry_run("--dataset_path", "muestra", *words)
+    assert code == 0 and ("22 veces más despacio" in output) == said, output
+
+
 @pytest.mark.parametrize("typed, meant", [
     ("A100 80GB", "'NVIDIA A100-SXM4-80GB' o 'NVIDIA A100 80GB PCIe'"), ("rtx 4090", "'NVIDIA GeForce RTX 4090'"),
     ("NVIDIA L4", None), ("NVIDIA B200", None)])
