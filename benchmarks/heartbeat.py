@@ -10,7 +10,6 @@ store.
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
@@ -72,10 +71,8 @@ def step_seconds(preset, rounds):
 def beat_seconds(remote, beats):
     """Processor seconds of the sending thread for one beat of rank 0, in a group with `remote` ranks elsewhere."""
     store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for rank in range(remote + 1):
-        store.set(f"joined/{rank}", json.dumps({"address": f"10.0.0.{int(rank > 0)}"}))
-    with (tempfile.TemporaryDirectory() as folder, faster(),
-          heartbeat.beating(folder, Session(world_size=remote + 1, store=store)) as clock):
+    session = Session(world_size=remote + 1, store=store, machines=["10.0.0.0"] + remote * ["10.0.0.1"])
+    with tempfile.TemporaryDirectory() as folder, faster(), heartbeat.beating(folder, session) as clock:
         clock.windows = (Window(1, 1, *[1 / 3] * 5, 1e4),) * WINDOWS
         (thread,) = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
         processor, started = time.pthread_getcpuclockid(thread.ident), None

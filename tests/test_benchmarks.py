@@ -361,3 +361,13 @@ def test_train_script_arguments(load, nanogpt, tmp_path, capsys):
             script.main(words)
         assert stopped.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_heartbeat_measures_the_beats_of_ranks_elsewhere(load, capfd, monkeypatch):
+    """A thread that has met with an error tells it once, and goes on with its own beats."""
+    heartbeat, written = load("heartbeat"), set()
+    teller = heartbeat.heartbeat._Teller
+    write = teller._write
+    monkeypatch.setattr(teller, "_write", lambda self, rank, said: written.add(rank) or write(self, rank, said))
+    assert heartbeat.beat_seconds(2, 5) > 0
+    assert written == {0, 1, 2} and capfd.readouterr().out == ""
