@@ -407,9 +407,14 @@ class Checkpointer:
         self.settle()
         path = state = None
         sync, holder = {}, 0
-        if self.dist.main:
+
+        def chosen():  # what is wrong with it, all ranks end with; and no time-out limits the reading of a large one
+            nonlocal path, state
             path = choose(resume, self.directory, self.dist.print)
             state = path and read(path)
+
+        self.dist.run_on_main(chosen)
+        if self.dist.main:
             sync = dict(state.get("sync", {})) if path else {}
             sync["origin"] = self._signed() or sync.get("origin")
             if resume != "auto":  # a path that was given is taken as it is

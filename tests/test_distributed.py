@@ -280,6 +280,25 @@ dist.run_on_main(work)
     assert all("el fichero «x» está roto" in output for _, output in outputs)
 
 
+@pytest.mark.parametrize("resume, code", [("cortado.pt", 2), ("auto", 0)])
+def test_a_checkpoint_that_rank_0_cannot_use_is_as_bad_an_argument_on_all_ranks(tmp_path, resume, code):
+    (tmp_path / "cortado.pt").write_bytes(b"PK")
+    path = program(tmp_path, f"""
+import time
+from aura import checkpoint
+whole, distributed.FAREWELL_SECONDS = checkpoint.choose, 1
+def slow(*words):  # a large one takes longer to read than anybody waits for a machine
+    time.sleep(3)
+    return whole(*words)
+checkpoint.choose = slow
+print(checkpoint.Checkpointer(".", dist).load("{resume}"))
+""")
+    path.write_text(path.read_text().replace("dist_timeout=20.0", "dist_timeout=2.0"))
+    outputs = run_ranks([path], [tmp_path] * 2)
+    assert [each for each, _ in outputs] == [code] * 2, outputs
+    assert all(("'cortado.pt'" if code else "None") in output for _, output in outputs), outputs
+
+
 def test_an_error_of_the_system_reaches_the_others_in_words(tmp_path):
     path = program(tmp_path, """
 if dist.rank:
