@@ -232,7 +232,7 @@ def ceilings(quick: bool = False) -> dict[str, float]:
             best = min(seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1, contextlib.nullcontext)
                        for _ in range(tries))
             result[f"matmul_{name}_gflops"] = 2 * size**3 / best / 1e9
-            if best > SLOW_PRODUCT_S:  # 64 of them would take minutes: no CPU without AVX-512 multiplies bfloat16
+            if best > SLOW_PRODUCT_S:  # 64 of them would take minutes, as in bfloat16 without AVX-512
                 break
     for name, size in (("copy_gbs", 2**26 if quick else 2**27), ("copy_cached_gbs", CACHED_BYTES // 4)):
         source = torch.ones(size)
