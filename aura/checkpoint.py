@@ -207,15 +207,14 @@ class Checkpointer:
     The newest `keep` stay, and those whose step is a multiple of keep_every (0: none). background: save() copies the
     state to host memory and a thread writes it while training goes on; a failure is raised by the next poll().
     last: path of the checkpoint this run has written or read last, in words when it lies on another rank's disk; None
-    before. source: its (path, rank on whose disk it is). The same on all ranks. before: the path of the one before, on
-    the ranks other than 0.
+    before. source: its (path, rank on whose disk it is). The same on all ranks.
     """
 
     def __init__(self, directory, dist, keep=3, constants=None, *, names=None, keep_every=0, background=False):
         self.directory, self.dist, self.keep, self.keep_every = Path(directory), dist, keep, keep_every
         self.constants, self.names = constants or {}, names or Names()
         self.host = _HostCopy() if background else None
-        self.last = self.source = self.before = self.writer = self.failure = None
+        self.last = self.source = self.writer = self.failure = None
         self.own = self.directory / f"rank-{dist.rank:05d}"
 
     def start_fresh(self):
@@ -281,8 +280,7 @@ class Checkpointer:
                                                              {**self.constants, **state})}
         if self.dist.main:  # last: killed in between, the run goes on from the one before, of which all is there
             files[path_of(self.directory, step, name)] = state
-        else:  # which rank 0 has yet to write
-            self.before = self.source and self.source[0]
+        else:
             self._came_from(path_of(self.directory, step, name))
         if not files:
             collect(state, self.dist)
@@ -393,10 +391,8 @@ class Checkpointer:
         if not self.last:
             return "todavía no había ningún punto de control"
         path, holder = self.source
-        lost = not holder and not os.path.exists(path)
-        if lost and self.before and os.path.exists(self.before):  # on a disk that all see; rank 0 ended as it wrote
-            return f"último punto de control: {self.before}"
-        return f"último punto de control: {self.last}{', que ya no está ahí' * (lost and self.dist.main)}"
+        lost = self.dist.main and not holder and not os.path.exists(path)
+        return f"último punto de control: {self.last}{', que ya no está ahí' * lost}"
 
     def load(self, resume="auto", keep=None, setting=None):
         """The state to resume from, received by every rank, or None.

@@ -302,18 +302,6 @@ def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatc
     assert keeper.named().endswith("ckpt-00000001.pt, que ya no está ahí")
 
 
-def test_another_rank_names_the_one_before_until_rank_0_has_written_the_last(tmp_path):
-    """Rank 0 may be killed as it writes; on a disk that only rank 0 sees, nobody else knows."""
-    other = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2))
-    for step in (4, 8):
-        other.save(step, state(step))
-    assert other.named().endswith("ckpt-00000008.pt")
-    saved(tmp_path, 4)
-    assert other.named().endswith("ckpt-00000004.pt")
-    saved(tmp_path, 8)
-    assert other.named().endswith("ckpt-00000008.pt")
-
-
 def test_too_little_room_is_said_before_training(tmp_path):
     with pytest.raises(UserError, match="libere espacio"):
         saved(tmp_path).require_room(10**18)
