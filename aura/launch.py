@@ -32,7 +32,7 @@ PIECE = 1000  # characters that are written at once, up to 4 bytes each: the pip
 SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
-CHECKPOINT = re.compile(r"(último punto de control: |todavía no había ningún punto de control).*")  # see Checkpointer
+CHECKPOINT = re.compile(r"último punto de control: (.*)")  # see Checkpointer.named
 ECHOES = ("otro proceso se ha detenido", "se ha perdido la comunicación", "el rango 0 se ha detenido")
 
 
@@ -245,12 +245,13 @@ class Launch:
         return f"rango {number} (máquina {socket.gethostname()}): {why} (código {rank.code})"
 
     def saved(self, culprit):
-        """What those who lost the rank `culprit`, which could not, say of the checkpoint to go on from, or nothing."""
+        """The checkpoint to go on from that those name who lost the rank `culprit`, which could not, or nothing: one
+        that is not here they have named before rank 0, now killed, could write it."""
         if self.ranks[culprit].error:
             return ""
         lost = [rank.error for _, rank in sorted(self.ranks.items()) if rank.error.startswith(ECHOES)]
-        told = next(filter(None, map(CHECKPOINT.search, lost)), None)
-        return f"; {told[0]}" if told else ""
+        told = [found for found in map(CHECKPOINT.search, lost) if found and Path(found[1]).exists()]
+        return f"; {told[0][0]}" if told else ""
 
     def conclude(self, torchrun_code):
         """Say why the run failed, if it did; returns the exit code."""

@@ -341,20 +341,26 @@ def test_of_ranks_that_lost_another_the_one_that_has_saved_is_heard():
     assert group.culprit() == 2
 
 
-def test_a_killed_rank_ends_with_the_checkpoint_that_the_others_name(capsys):
-    """It could not name one itself, and what they say of it is kept back."""
+@pytest.mark.parametrize("written", [True, False])
+def test_a_killed_rank_ends_with_the_checkpoint_that_the_others_name(tmp_path, monkeypatch, capsys, written):
+    """It could not name one itself, and what they say of it is kept back. One that it was killed in writing is none."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ckpt-51.pt", "ckpt-52.pt") if written else ():
+        Path(name).touch()
     group = launch.Launch(3, 0, False)
     lost = "se ha perdido la comunicación con otro proceso; no contesta el rango 0; último punto de control: ckpt-{}.pt"
     group.ranks = {rank: launch.Rank(1, 3, lost.format(50 + rank)) for rank in range(3)}
     group.ranks[0], group.ended = launch.Rank(1, 128 + signal.SIGKILL), [0, 2, 1]
     assert group.conclude(1) == 137
-    assert capsys.readouterr().err.endswith("(código 137); último punto de control: ckpt-51.pt\n")
+    assert capsys.readouterr().err.endswith("(código 137)" + "; último punto de control: ckpt-51.pt" * written + "\n")
 
 
 @pytest.mark.parametrize("asked", [[], [signal.SIGTERM]])
-def test_a_rank_that_hung_and_that_torchrun_killed_is_told_as_such(capsys, asked):
+def test_a_rank_that_hung_and_that_torchrun_killed_is_told_as_such(tmp_path, monkeypatch, capsys, asked):
     """Nobody looks for a lack of memory. One that was killed first of all, with the process beside it, is another
     matter."""
+    monkeypatch.chdir(tmp_path)
+    Path("ckpt-8.pt").touch()
     lost = "se ha perdido la comunicación con otro proceso; no contesta el rango 1; último punto de control: ckpt-8.pt"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         for hangs in (True, False):
