@@ -12,11 +12,11 @@ from aura.models import gpt
 from tests.support import most_allocated
 
 CPU = torch.device("cpu")
-SMALL = gpt.GPTConfig(vocab_size=500, seq_len=256, n_layer=4, n_head=4, n_embd=128, dropout=0.0)  # activations
-WIDE = gpt.GPTConfig(vocab_size=500, seq_len=64, n_layer=3, n_head=8, n_embd=512, dropout=0.0)  # weights
-WORDS = gpt.GPTConfig(vocab_size=8192, seq_len=128, n_layer=2, n_head=4, n_embd=256, dropout=0.0)  # head and logits
-DROPPED = dataclasses.replace(SMALL, seq_len=128, n_layer=6, dropout=0.1)
-AGAIN = dataclasses.replace(SMALL, seq_len=128, n_layer=2, n_embd=256)  # a block that is computed again
+SMALL = gpt.GPTConfig(vocab_size=500, seq_len=128, n_layer=4, n_head=4, n_embd=128, dropout=0.0)  # activations
+WIDE = gpt.GPTConfig(vocab_size=500, seq_len=32, n_layer=3, n_head=8, n_embd=384, dropout=0.0)  # weights
+WORDS = gpt.GPTConfig(vocab_size=4096, seq_len=128, n_layer=2, n_head=4, n_embd=128, dropout=0.0)  # head and logits
+DROPPED = dataclasses.replace(SMALL, n_layer=6, dropout=0.1)
+AGAIN = dataclasses.replace(SMALL, n_layer=2, n_embd=256)  # a block that is computed again
 BILLIONS = gpt.GPTConfig(vocab_size=32_000, seq_len=1024, n_layer=32, n_head=32, n_embd=2560, dropout=0.0)
 
 
@@ -37,7 +37,7 @@ JOBS = {
     "words-one-bf16": job(WORDS, 1, precision="bf16"), "words-one-accumulated": job(WORDS, 1, 2),
     "words-adafactor-accumulated": job(WORDS, 2, 2, optimizer="adafactor"),
     "words-checkpointing-bf16": job(WORDS, 8, grad_checkpointing="full", precision="bf16"),
-    "dropped": job(DROPPED, 8), "dropped-bf16": job(DROPPED, 8, precision="bf16"),
+    "dropped": job(DROPPED, 4), "dropped-bf16": job(DROPPED, 4, precision="bf16"),
 }
 JOBS |= {name.replace("checkpointing", "selective"): dataclasses.replace(wanted, grad_checkpointing="selective")
          for name, wanted in JOBS.items() if wanted.grad_checkpointing}
@@ -247,7 +247,7 @@ def test_flops_of_the_device_and_of_the_model_are_kept_apart():
 
 
 def test_the_rate_is_the_known_cards_or_measured(monkeypatch):
-    assert plan.measured_flops(seconds=0.05) > 1e8
+    assert plan.measured_flops(seconds=0) > 1e8, "three products are enough"
     assert plan.device_flops(CPU, "fp32") > 1e8
     monkeypatch.setattr(plan.backend, "device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     assert plan.device_flops(torch.device("cuda"), "bf16") == report.PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]
@@ -266,9 +266,9 @@ def test_verdicts_name_what_would_fit_exactly():
     assert verdict(3601, 1.0).startswith("NO CUMPLE: ")
     assert verdict(5000, 1.0) == "NO CUMPLE: pide 1.4 h y hay 1 h; con --epochs 3 serían 0.8 h"
     assert verdict(5000, 4.0) == ("NO CUMPLE: pide 5.6 h y hay 1 h; no cabe ni una época: caben "
-                                  f"{900 * 8 * 4 * 256} tokens, --max_steps 900 (90 % de una época)")
+                                  f"{900 * 8 * 4 * 128} tokens, --max_steps 900 (90 % de una época)")
     assert verdict(5000, 1.0, True) == ("NO CUMPLE: pide 1.4 h y hay 1 h; caben "
-                                        f"{3600 * 8 * 4 * 256} tokens, --max_steps 3600 (360 % de una época)")
+                                        f"{3600 * 8 * 4 * 128} tokens, --max_steps 3600 (360 % de una época)")
     assert verdict(5000, 4.0, True) == verdict(5000, 4.0)
     assert "ni un paso" in verdict(5000, 4000.0)
     assert plan.fitting_steps(wanted, 1.0, flops / plan.UTILISATION) == 3600
