@@ -216,8 +216,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
                 tokenizer = tokenizers.train(_sample(corpus), vocab_size, note, f"el corpus {corpus.name!r}")
             accept(tokenizer)
             if not tokenizer.lossless:
-                note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes o "
-                     "normaliza).")
+                note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
+                     "normaliza, o tiene piezas añadidas que no se descodifican).")
             meta = _encode(corpus, partial, tokenizer, validation_threshold(corpus, val_fraction), max_tokens,
                            threads, note)
             meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
