@@ -44,8 +44,8 @@ def build_parser():
     parser = cli.Parser(prog="train_distributed.py", description="Ajusta BERT a SQuAD v1.1, con DDP o FSDP.")
     model = parser.add_argument_group("modelo")
     model.add_argument("--model", type=cli.path, default="bert-base-uncased", metavar="CARPETA|NOMBRE",
-                       help="carpeta con config.json, vocab.txt y model.safetensors, un nombre del Hub (con "
-                            f"@revisión detrás, esa revisión), o pesos al azar: {', '.join(RANDOM)}")
+                       help=f"carpeta con {pretrained.HELD}; un nombre del Hub (con @revisión detrás, esa "
+                            f"revisión), o pesos al azar: {', '.join(RANDOM)}")
     model.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), metavar="P",
                        help="fracción de activaciones que se anula (por defecto, la del modelo)")
     model.add_argument("--grad-checkpointing", action="store_true",

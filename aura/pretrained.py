@@ -1,7 +1,7 @@
 """Published BERT weights: a folder or a name on the Hub in, a module out; and back, as other tools read them.
 
-A folder holds config.json, vocab.txt and model.safetensors, the files of the transformers library. Weights are read
-from safetensors alone: a format without code in it.
+A folder holds config.json, vocab.txt or tokenizer.json, and model.safetensors, the files of the transformers library.
+Weights are read from safetensors alone: a format without code in it.
 """
 
 import json
@@ -18,7 +18,8 @@ from aura.files import explain, path_called, remove_partials, write_bytes, write
 from aura.models import in_range
 from aura.models.bert import BertConfig
 
-WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.json", "vocab.txt"
+WEIGHTS, CONFIG, VOCABULARY, TOKENIZER = "model.safetensors", "config.json", "vocab.txt", "tokenizer.json"
+HELD = f"{CONFIG}, {VOCABULARY} o {TOKENIZER}, y {WEIGHTS}"
 # The revision of a name on the Hub that is known to hold what we expect; of others the newest is taken.
 REVISIONS = {"bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
              "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594"}
@@ -60,8 +61,8 @@ def find(name, note=print):
     if path.is_dir():
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"--model {name!r}: no es una carpeta con {CONFIG}, {VOCABULARY} y {WEIGHTS}, ni un nombre del "
-                        "Hub; --model random:tiny no necesita ningún fichero")
+        raise UserError(f"--model {name!r}: no es una carpeta con {HELD}, ni un nombre del Hub; --model "
+                        "random:tiny no necesita ningún fichero")
     plain, _, revision = name.partition("@")
     revision = revision or REVISIONS.get(plain)
     try:
@@ -73,7 +74,7 @@ def find(name, note=print):
     note(f"Modelo {plain} del Hub{f', revisión {revision[:12]}' if revision else ', la última revisión'}...")
     try:
         return Path(snapshot_download(plain, revision=revision,
-                                      allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, "tokenizer_config.json"]))
+                                      allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, "tokenizer_config.json"]))
     except Exception as problem:  # its HTTP client raises types that change from version to version
         raise UserError(f"--model {name!r}: el Hub no lo da ({hub.reason(problem)}); compruebe el nombre y la "
                         "red, o indique una carpeta") from problem
@@ -87,8 +88,8 @@ def read_config(folder):
         given = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows' Notepad writes a byte order mark
     except (OSError, ValueError, RecursionError) as problem:
         why = explain(problem) if isinstance(problem, OSError) else "no es JSON válido"
-        raise UserError(f"--model: no se puede leer {str(path)!r} ({why}): la carpeta debe tener {CONFIG}, "
-                        f"{VOCABULARY} y {WEIGHTS}; cópielos otra vez o indique otra") from problem
+        raise UserError(f"--model: no se puede leer {str(path)!r} ({why}): la carpeta debe tener {HELD}; "
+                        "cópielos otra vez o indique otra") from problem
     if not isinstance(given, dict) or given.get("model_type", "bert") != "bert":
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
         raise UserError(f"--model: {str(path)!r} describe un modelo {kind!r}, y aquí solo se entrena bert")

@@ -1,6 +1,6 @@
 """BERT's WordPiece (Wu et al. 2016, Devlin et al. 2019): words cut into the longest pieces of a vocabulary.
 
-    tokenizer = load("bert-base-uncased")                  a folder with a vocab.txt, or the file itself
+    tokenizer = load("bert-base-uncased")                  a folder with vocab.txt or tokenizer.json, or such a file
     tokenizer = WordPiece(learn(texts, 4000))              a small vocabulary of one's own
     ids, starts, ends = tokenizer.encode("¿Dónde está?")   text[starts[i]:ends[i]] is what token i stands for
 
@@ -13,6 +13,7 @@ offsets name the other mark.
 import hashlib
 import itertools
 import json
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -35,6 +36,11 @@ WORDS = re.compile("[^ ]+")
 IDEOGRAPHS = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
                         "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f]")
 PUNCTUATION = re.compile(f"[{ASCII_PUNCTUATION}]")
+# What the tokenizer.json of a BERT says, besides its vocabulary and whether it lowercases.
+BERT = {"model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": WORD_CHARACTERS},
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"}}
 
 
 class WordPiece:
@@ -163,16 +169,21 @@ def _words(text, characters):
 
 
 def load(path):
-    """The WordPiece of a folder (vocab.txt, and tokenizer_config.json where there is one) or of a vocab.txt.
+    """The WordPiece of a folder, or of one of its files: a vocab.txt, with the tokenizer_config.json beside it if there
+    is one, or else a tokenizer.json, which is all that version 5 of transformers saves.
 
     Whether text is lowercased the configuration says or, where it does not, the vocabulary: one without capitals is
     uncased.
     Raises UserError naming the file and what is wrong with it.
     """
     path = path_called(path, repr(str(path)))
-    file = path / "vocab.txt" if path.is_dir() else path
-    vocab = _read_vocab(file)  # first, as its message says best why a folder cannot be entered
-    config = _read_config(file.with_name("tokenizer_config.json"))
+    files = [path / "vocab.txt", path / "tokenizer.json"] if os.path.isdir(path) else [path]
+    file = next(filter(os.path.isfile, files), files[0])
+    if file.suffix == ".json":
+        vocab, config = _read_document(file)
+    else:
+        vocab = _read_vocab(file)  # first, as its message says best why a folder cannot be entered
+        config = _read_config(file.with_name("tokenizer_config.json"))
     lowercase = config.get("do_lower_case")
     if lowercase is None:
         lowercase = all(piece == piece.lower() for piece in vocab if not piece.startswith("["))
@@ -182,13 +193,33 @@ def load(path):
         raise UserError(f"{str(file)!r}: {problem}") from problem
 
 
+def _read_document(file):
+    """(vocabulary, rules by the names of tokenizer_config.json) of a tokenizer.json."""
+    document = _read_config(file)
+    parts = {name: part if isinstance(part := document.get(name), dict) else {} for name in BERT}
+    if others := [f"{name}.{key} {parts[name].get(key)!r}" for name, expected in BERT.items()
+                  for key, value in expected.items() if parts[name].get(key) != value]:
+        raise UserError(f"{str(file)!r}: no es el tokenizador de un BERT ({', '.join(others[:3])}); indique una "
+                        "carpeta con el suyo")
+    vocab = parts["model"].get("vocab")
+    try:
+        vocab = dict(sorted(vocab.items(), key=lambda item: item[1]))
+        if [*vocab.values()] != [*range(len(vocab))]:
+            raise ValueError("gaps")
+    except (AttributeError, TypeError, ValueError) as problem:
+        raise UserError(f"{str(file)!r}: las piezas de su vocabulario no están numeradas de 0 en adelante; vuelva a "
+                        "descargarlo") from problem
+    normalizer = parts["normalizer"]
+    return vocab, {"do_lower_case": normalizer.get("lowercase"), "strip_accents": normalizer.get("strip_accents")}
+
+
 def _read_vocab(file):
     try:
         content = file.read_bytes()
         lines = content.decode("utf-8-sig").removesuffix("\n").split("\n")
     except OSError as problem:
         raise UserError(f"{str(file)!r}: no se puede leer el vocabulario WordPiece ({explain(problem)}); indique una "
-                        "carpeta con un vocab.txt") from problem
+                        "carpeta con un vocab.txt o un tokenizer.json") from problem
     except UnicodeDecodeError as problem:
         line = content.count(b"\n", 0, problem.start) + 1
         raise UserError(f"{str(file)!r}, línea {line}: no es UTF-8 válido; vuelva a descargarlo") from problem

@@ -290,7 +290,7 @@ def test_a_configuration_that_cannot_be_read_says_what_the_folder_holds(folder, 
     path.unlink()
     if content:
         path.write_text(content)
-    with pytest.raises(UserError, match=rf"config.json' .{said}.: la carpeta debe tener config.json, vocab.txt y mod"):
+    with pytest.raises(UserError, match=rf"config.json' .{said}.: la carpeta debe tener config.json, vocab.txt o "):
         pretrained.read_config(folder[0])
 
 

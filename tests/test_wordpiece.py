@@ -189,6 +189,34 @@ def test_load_reads_what_other_systems_write(tmp_path):
     assert wordpiece.load(write(tmp_path, content) / "vocab.txt").vocab == expected.vocab
 
 
+@pytest.mark.parametrize(("lowercase", "strip_accents"), [(True, None), (False, None), (False, True)])
+def test_a_folder_with_nothing_but_the_librarys_file(vocab_file, lowercase, strip_accents, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.BertWordPieceTokenizer(str(vocab_file), lowercase=lowercase, strip_accents=strip_accents)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    expected = wordpiece.WordPiece(wordpiece.load(vocab_file).vocab, lowercase, strip_accents)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert wordpiece.load(path).sha256 == expected.sha256
+    write(tmp_path, [*SPECIAL, "the"])
+    assert wordpiece.load(tmp_path).vocab_size == 6, "a vocab.txt comes first"
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"model": {"type": "BPE"}}, "no es el tokenizador de un BERT .model.type 'BPE'.; indique"),
+    ({"normalizer": {"handle_chinese_chars": False}}, "un BERT .normalizer.handle_chinese_chars False."),
+    ({"pre_tokenizer": None}, "un BERT .pre_tokenizer.type None."), ({"model": []}, "un BERT .model.type None, "),
+    ({"model": {"vocab": {"[PAD]": 0, "[UNK]": 2}}}, "no están numeradas de 0 en adelante"),
+    ({"model": {"vocab": ["[PAD]"]}}, "no están numeradas"), ({"model": {"vocab": {"[PAD]": "0"}}}, "no están numer"),
+    ({"model": {"vocab": {"[PAD]": 0}}}, r"al vocabulario WordPiece le falta \[UNK\]")])
+def test_the_librarys_file_of_another_tokenizer_is_refused(change, message, tmp_path):
+    document = {**wordpiece.BERT, "model": {**wordpiece.BERT["model"], "vocab": {p: i for i, p in enumerate(SPECIAL)}}}
+    for name, part in change.items():
+        document[name] = {**document[name], **part} if isinstance(part, dict) else part
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=f"tokenizer.json': .*{message}"):
+        wordpiece.load(tmp_path)
+
+
 @pytest.mark.parametrize(("content", "message"), [
     ([*SPECIAL, "the", "a", "the"], "vocab.txt', línea 8: repite 'the', que ya está en la línea 6"),
     (b"[PAD]\n[UNK]\n\xff\n", "vocab.txt', línea 3: no es UTF-8"),
