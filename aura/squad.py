@@ -102,7 +102,8 @@ def open_data(name):
             raise UserError(f"{named}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                             "permisos") from problem
         if files[0] is None:
-            raise UserError(f"{named}: la carpeta no contiene ningún train*.json con las preguntas")
+            raise UserError(f"{named}: la carpeta no contiene ningún train*.json con las preguntas; "
+                            "cópielo ahí, o indique el fichero o la carpeta que lo tiene")
         parts = [file and _examples(_from_file(file, problems), problems, file) for file in files]
     elif path.exists():
         parts = [_examples(_from_file(path, problems), problems, path), None]
@@ -260,8 +261,8 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}: no es JSON que se pueda leer ({why}); corríjalo o vuelva a descargarlo"
                         ) from problem
     except _Unusable as problem:
-        raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data»"
-                        ) from problem
+        raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data»; "
+                        "conviértalo o indique otro") from problem
     for a, article in enumerate(articles):
         with problems.noting(f"{path.name}: data[{a}]"):
             for p, paragraph in enumerate(_take(article, "paragraphs", list)):

@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_named_and_counted(tmp_path):
     ('{"data":\n []}\n{}', "línea 3, columna 1: no es JSON válido"),
     ('{"data": []}}', "línea 1, columna 13: no es JSON válido"),
     ('{"id": "a"}\n{"id": "b"}\n', "parece JSON por líneas, y se espera el formato de SQuAD v1.1, un solo objeto"),
-    ("[]", "no tiene el formato de SQuAD v1.1"),
+    ("[]", "no tiene el formato de SQuAD v1.1, un objeto con una lista «data»; conviértalo o indique otro"),
     ('{"data": {}}', "no tiene el formato de SQuAD v1.1"),
     ('{"data": []}', "ninguna pregunta que se pueda usar .está vacío"),
     ("[" * 100_000, "no es JSON que se pueda leer .demasiados niveles.; corríjalo"),
@@ -131,7 +131,7 @@ def test_files_that_are_not_text(tmp_path):
 
 
 def test_a_folder_and_names_that_are_not(tmp_path):
-    with pytest.raises(UserError, match=r"--dataset .*no contiene ningún train\*.json"):
+    with pytest.raises(UserError, match=r"--dataset .*no contiene ningún train\*.json con las preguntas; cópielo ahí"):
         squad.open_data(str(tmp_path))
     write(tmp_path / "train-v1.1.json", document(question("a"), question("moved", start=3)))
     train, validation, problems = squad.open_data(str(tmp_path))
