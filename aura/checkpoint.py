@@ -207,14 +207,15 @@ class Checkpointer:
     The newest `keep` stay, and those whose step is a multiple of keep_every (0: none). background: save() copies the
     state to host memory and a thread writes it while training goes on; a failure is raised by the next poll().
     last: path of the checkpoint this run has written or read last, in words when it lies on another rank's disk; None
-    before. source: its (path, rank on whose disk it is). The same on all ranks.
+    before. source: its (path, rank on whose disk it is). The same on all ranks: the others take it that rank 0 will
+    write what it is yet to write. loaded: last, as of when one was read.
     """
 
     def __init__(self, directory, dist, keep=3, constants=None, *, names=None, keep_every=0, background=False):
         self.directory, self.dist, self.keep, self.keep_every = Path(directory), dist, keep, keep_every
         self.constants, self.names = constants or {}, names or Names()
         self.host = _HostCopy() if background else None
-        self.last = self.source = self.writer = self.failure = None
+        self.last = self.source = self.loaded = self.writer = self.failure = None
         self.own = self.directory / f"rank-{dist.rank:05d}"
 
     def start_fresh(self):
@@ -391,8 +392,11 @@ class Checkpointer:
         if not self.last:
             return "todavía no había ningún punto de control"
         path, holder = self.source
-        lost = self.dist.main and not holder and not os.path.exists(path)
-        return f"último punto de control: {self.last}{', que ya no está ahí' * lost}"
+        lost = not holder and not os.path.exists(path)
+        if lost and self.dist.first_has_left:  # before it had written that one
+            path = next(map(str, found(self.directory)), self.loaded)
+            return f"último punto de control: {path}" if path else "todavía no había ningún punto de control"
+        return f"último punto de control: {self.last}{', que ya no está ahí' * (lost and self.dist.main)}"
 
     def load(self, resume="auto", keep=None, setting=None):
         """The state to resume from, received by every rank, or None.
@@ -436,6 +440,7 @@ class Checkpointer:
         self._came_from(path, holder)
         if holder:
             self.last += f" (en la máquina del rango {holder})"
+        self.loaded = self.last
         return state
 
     def reload(self, keep=None):

@@ -270,6 +270,12 @@ class Session:
         return f"; {placement.told(how[0], self.silent, *how[1:])}" if self.silent else ""
 
     @property
+    def first_has_left(self):
+        """Whether rank 0, in another process of this machine, is known to have died or given up: what it was writing
+        is written or never will be."""
+        return self.first is not None and (0 in self.failed or has_ended(self.first))
+
+    @property
     def saves_alone(self):
         """Whether this rank is one that saves now that others are lost: rank 0 or, where that is lost itself, the first
         rank left on each machine, since without rank 0's store no machine knows whether the others are there."""

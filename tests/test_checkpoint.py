@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import checkpoint
+from aura import checkpoint, processes
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from tests.support import Process
@@ -252,7 +253,7 @@ def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
 
 SAVE_FOR_EVER = """
 import sys, torch
-from aura import checkpoint
+from aura import checkpoint, processes
 from aura.distributed import Session
 keeper = checkpoint.Checkpointer(sys.argv[1], Session(), keep=2, background=sys.argv[3] == "background")
 step = int(sys.argv[2])
@@ -300,6 +301,28 @@ def test_a_full_disk_names_the_reason_and_the_last_good_one(tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-00000001.pt"]
     (tmp_path / "ckpt-00000001.pt").unlink()
     assert keeper.named().endswith("ckpt-00000001.pt, que ya no está ahí")
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere nobody knows")
+def test_what_rank_0_died_in_writing_no_other_rank_names(tmp_path):
+    """As long as it lives, it may be writing: then they name what comes."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as first:
+        watched = processes.watch(first.pid, processes.start_of(first.pid))
+        other = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2, first=watched))
+        for step in (4, 8):
+            other.save(step, state(step))
+        saved(tmp_path, 4)
+        assert other.named().endswith("ckpt-00000008.pt")
+        first.kill()
+    assert other.named().endswith("ckpt-00000004.pt")
+    saved(tmp_path, 8)
+    assert other.named().endswith("ckpt-00000008.pt")
+    for path in checkpoint.found(tmp_path):
+        path.unlink()
+    assert other.named() == "todavía no había ningún punto de control"
+    other.loaded = "otra/ckpt-00000001.pt"
+    assert other.named().endswith(": otra/ckpt-00000001.pt")
+    os.close(watched)
 
 
 def test_too_little_room_is_said_before_training(tmp_path):
