@@ -205,6 +205,13 @@ class Session:
             raise agreed(kind, f"el rango 0 se ha detenido: {answer['error']}")
         return answer["result"]
 
+    def wait_for_main(self):
+        """Wait until rank 0 comes here too, however long it takes: torchrun kills who is left 30 s after the first
+        process has gone. Where torchrun itself was killed, and with it the store, dist_timeout limits the wait."""
+        with contextlib.suppress(c10d.DistError):
+            self.run_on_main(lambda: None)
+        self.barrier()
+
     def made_on_main(self, work):
         """What `work()` makes, of whatever type, on rank 0, which alone runs it as run_on_main does; None on the
         others."""

@@ -242,8 +242,8 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
         with clock.phase("save"):
             checkpointer.finish()
             sync.close()
-            if stop:  # torchrun kills who still saves 30 s after the first process has left
-                dist.run_on_main(lambda: None)
+            if stop:
+                dist.wait_for_main()
     if progress.step >= policy.max_steps and progress.owed is None:
         stop = 0  # it came too late
     clock.end(stop)
