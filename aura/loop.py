@@ -242,8 +242,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
         with clock.phase("save"):
             checkpointer.finish()
             sync.close()
-            if stop:
-                dist.wait_for_main()
+            dist.wait_for_main()  # if it dies in writing the last checkpoint, the others name the one before
     if progress.step >= policy.max_steps and progress.owed is None:
         stop = 0  # it came too late
     clock.end(stop)

@@ -293,6 +293,29 @@ def test_a_machine_that_dies_ends_the_others_with_the_checkpoint_named(book, tmp
     assert code == 3 and "se ha perdido la comunicación" in output and "último punto de control: checkpoints/" in output
 
 
+KILLED_AS_IT_SAVES = """
+import os, signal, time
+import train_gpt2_spanish as script
+from aura import checkpoint, cli
+save = checkpoint.save_file
+def killed(path, state):
+    if path.name == "ckpt-00000004.pt":
+        time.sleep(2)  # by then all others have done their last step
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(path, state)
+checkpoint.save_file = killed
+cli.run(script.main)
+"""
+
+
+def test_a_first_rank_that_dies_in_the_last_save_leaves_the_others_the_one_before(book, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_AS_IT_SAVES)
+    command = [tmp_path / "killed.py", *SMALL, "--dataset-name", book, "--max-steps", "4", "--distributed",
+               "--batch-size", "2", "--checkpoint-freq", "2"]
+    _, (code, output) = run_ranks(command, [tmp_path] * 2)
+    assert code == 3 and output.endswith("último punto de control: checkpoints/ckpt-00000002.pt\n"), output
+
+
 @pytest.mark.parametrize("policy, code", [("restart", 0), ("skip", 0), ("stop", 3)])
 def test_nan_on_one_rank_is_noticed_by_all(book, tmp_path, policy, code):
     command = [SCRIPT, *SMALL, "--dataset-name", book, "--max-steps", "8", "--distributed", "--batch-size", "2",
