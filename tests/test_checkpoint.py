@@ -253,7 +253,7 @@ def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
 
 SAVE_FOR_EVER = """
 import sys, torch
-from aura import checkpoint, processes
+from aura import checkpoint
 from aura.distributed import Session
 keeper = checkpoint.Checkpointer(sys.argv[1], Session(), keep=2, background=sys.argv[3] == "background")
 step = int(sys.argv[2])
