@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import hrm_memory
 
-CONFIG = dataclasses.replace(hrm.PRESETS["demo"], n_layer=1, vocab_size=1000)
+CONFIG = dataclasses.replace(hrm.PRESETS["demo"], n_layer=1, vocab_size=1000, seq_len=64)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
