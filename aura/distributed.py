@@ -45,6 +45,7 @@ SAME_EVERYWHERE = (
     "max_steps", "lr", "min_lr_ratio", "beta2", "weight_decay", "warmup_ratio", "grad_clip", "ema", "seed",
     "nan_policy", "eval_interval", "eval_windows", "sample_length", "sample_prompt", "checkpoint_freq", "backend",
     "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum")
+ENDING_SECONDS = 2  # what a killed process may take from its last connection to its end
 FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
 
 
@@ -280,7 +281,10 @@ class Session:
     def first_has_left(self):
         """Whether rank 0, in another process of this machine, is known to have died or given up: what it was writing
         is written or never will be."""
-        return self.first is not None and (0 in self.failed or has_ended(self.first))
+        if self.first is None:
+            return False
+        # One that is killed loses its connections a moment before it is gone.
+        return 0 in self.failed or has_ended(self.first, ENDING_SECONDS if 0 in self.silent else 0)
 
     @property
     def saves_alone(self):

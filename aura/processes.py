@@ -104,11 +104,11 @@ def watch(pid, start):
     return None
 
 
-def has_ended(watched):
-    """Whether the process of a watch() is gone."""
+def has_ended(watched, seconds=0):
+    """Whether the process of a watch() is gone, or will be in so many seconds."""
     poll = select.poll()
     poll.register(watched, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(1000 * seconds))
 
 
 def _start(stat):
