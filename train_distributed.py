@@ -181,7 +181,8 @@ def train(args, dist, task, clock):
                                    min_lr=args.min_lr_ratio * args.lr)
 
     reporter.start(first, run.progress.logged, again=run.progress.owed is not None)
-    with orderly_stop() as request:  # also while model and figures are written: no signal cuts that short
+    # Also while model and figures are written, which no signal cuts short.
+    with orderly_stop(tells=dist.local_rank == 0) as request:
         try:
             stopped = loop.train(
                 ready.model, run, start.injected(answer_loss, dist), ready.at_step(schedule), checkpointer, reporter,

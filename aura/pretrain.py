@@ -211,7 +211,8 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
                    f"{ops.describe(dist.device)}.")
         start.say_if_complete(dist, run.progress, steps)
         reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
-        with orderly_stop():  # also while the model is handed over, which no signal cuts short
+        # Also while the model is handed over, which no signal cuts short.
+        with orderly_stop(tells=dist.local_rank == 0):
             try:
                 stopped = loop.train(
                     ready.model, run, start.injected(loss_fn, dist), ready.at_step(schedule), checkpointer, reporter,

@@ -1,13 +1,15 @@
 """SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for an orderly stop; a second Ctrl+C leaves at once.
 
-A thread listens for that second one, because Python runs its handlers only when the main thread is back from C++: a
-process that waits for a machine that is gone would never hear it. A process that another of ours started asks the
-system for a signal when that one dies: killed, it could not send any itself.
+A thread listens, because Python runs its handlers only when the main thread is back from C++: a process that waits for
+a machine that is gone would never hear the second one, and who pressed once would see nothing until a long step ends,
+and press again. A process that another of ours started asks the system for a signal when that one dies: killed, it
+could not send any itself.
 """
 
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,6 +19,7 @@ import time
 from aura.errors import EXIT_SIGNAL_BASE
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+STDERR = 2
 SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 
@@ -35,15 +38,27 @@ class StopRequest:
         self.number = number
 
     @staticmethod
-    def leave_on_second_interrupt(reader):
-        """Watch the signal numbers that arrive at a socket until its other end is closed; exit at a second Ctrl+C."""
+    def listen(reader, tells):
+        """Watch the signal numbers that arrive at a socket until its other end is closed: say so of the first, where
+        this process `tells`; exit at a second Ctrl+C."""
         first = None
         while arrived := reader.recv(1):
+            if tells and arrived[0] in ORDERLY:
+                _tell(f"Recibida {signal.Signals(arrived[0]).name}: se guarda y se sale en cuanto acabe lo que está en "
+                      "marcha. Espere: otro Ctrl+C saldría en el acto, sin guardar.")
+                tells = False
             if arrived[0] != signal.SIGINT:
                 continue
             if first is not None and time.monotonic() - first > SAME_KEY_SECONDS:
                 os._exit(EXIT_SIGNAL_BASE + signal.SIGINT)
             first = first or time.monotonic()
+
+
+def _tell(line):
+    """Write to standard error if it takes a line at once: the listener must not wait for a pipe that nobody reads."""
+    with contextlib.suppress(OSError):
+        if select.select([], [STDERR], [], 0)[1]:
+            os.write(STDERR, f"{line}\n".encode())
 
 
 def ignored(number):
@@ -52,9 +67,10 @@ def ignored(number):
 
 
 @contextlib.contextmanager
-def orderly_stop():
+def orderly_stop(tells=False):
     """Yield a StopRequest that the signals set; at the end the former handlers are put back or, if a stop was asked
     for, only that of Ctrl+C: the other signals then do nothing more. Inside another such block, yield its request.
+    tells: whether to say on the console, at once, that a signal was heard.
 
     Outside the main thread, where Python allows no handlers, nothing ever sets it.
     """
@@ -70,7 +86,7 @@ def orderly_stop():
     writer.setblocking(False)
     before = {number: signal.signal(number, request.handle) for number in ORDERLY if not ignored(number)}
     before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    listener = threading.Thread(target=request.leave_on_second_interrupt, args=(reader,), daemon=True)
+    listener = threading.Thread(target=request.listen, args=(reader, tells), daemon=True)
     listener.start()
     try:
         yield request

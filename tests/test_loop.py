@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from aura.ema import Average
 from aura.errors import OutOfMemory, TrainingFault, UserError
 from aura.models import gpt
 from aura.sync import Exact
-from tests.support import Process
+from tests.support import ROOT, Process
 
 CONFIG = gpt.GPTConfig(vocab_size=64, seq_len=8, n_layer=1, n_head=2, n_embd=16, dropout=0.2)
 STEPS = 12
@@ -145,7 +146,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_tells_of_them(tmp_path,
 SECOND_CTRL_C = """
 import time
 from aura.signals import orderly_stop
-with orderly_stop():
+with orderly_stop(tells=True):
     print("listo", flush=True)
     while True:
         try:
@@ -161,6 +162,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
         process.wait_for("listo")
         for _ in range(2):  # one key press that arrives twice
             process.child.send_signal(signal.SIGINT)
+        process.wait_for("Recibida SIGINT: se guarda")
         with pytest.raises(subprocess.TimeoutExpired):
             process.child.wait(0.5)
         for _ in range(20):  # a person presses again and again
@@ -168,7 +170,44 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.child.wait(1)
                 break
-        assert process.finish(5)[0] == 130
+        code, output = process.finish(5)
+        assert code == 130 and output.count("Recibida") == 1, output
+
+
+UNREAD = """
+import os, signal, sys, time
+from aura.signals import orderly_stop
+with orderly_stop(tells=True) as request:
+    if sys.argv[1] == "full":
+        os.set_blocking(2, False)
+        try:
+            while os.write(2, bytes(4096)):
+                pass
+        except BlockingIOError:
+            os.set_blocking(2, True)
+    else:
+        os.close(2)
+    print("listo", flush=True)
+    while True:
+        time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("console", ["full", "closed"])
+def test_a_console_that_takes_nothing_keeps_nobody_from_leaving(tmp_path, console):
+    (tmp_path / "unread.py").write_text(UNREAD)
+    with subprocess.Popen([sys.executable, tmp_path / "unread.py", console], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as child:
+        assert child.stdout.readline() == b"listo\n"
+        try:
+            for _ in range(20):
+                child.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1)
+                    break
+            assert child.returncode == 130
+        finally:
+            child.kill()
 
 
 def test_a_stop_inside_another_is_that_one(tmp_path, shards):

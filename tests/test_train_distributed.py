@@ -104,7 +104,7 @@ def test_stopped_and_resumed_is_as_uninterrupted(runs, tmp_path):
         process.wait_for("paso 1/")
         process.child.send_signal(signal.SIGTERM)
         code, output = process.finish()
-    assert code == 143 and "La misma orden lo reanuda" in output, output
+    assert code == 143 and "Recibida SIGTERM" in output and "La misma orden lo reanuda" in output, output
     (stopped,), _ = results.read(tmp_path / "results")
     assert stopped.exit == results.SIGNALLED and 1 <= stopped.steps < 6
     assert run(options, tmp_path)[0] == 0

@@ -87,7 +87,7 @@ def test_signal_and_the_same_command_again_equal_an_uninterrupted_run(book, tmp_
         process.wait_for("paso 7/")
         process.child.send_signal(number)
         code, output = process.finish()
-    assert code == 128 + number and "La misma orden lo reanuda" in output
+    assert code == 128 + number and f"Recibida {number.name}" in output and "La misma orden lo reanuda" in output
     assert train(cut, *options)[0] == 0
     assert losses(cut) == losses(whole) and len(losses(cut)) == 100
     assert_same_weights(whole / "gpt2_spanish.pth", cut / "gpt2_spanish.pth")
