@@ -419,8 +419,9 @@ def say_if_complete(dist, progress, steps):
         dist.print(f"Todos los pasos están dados, {progress.step} de {steps}: falta hacer la última evaluación "
                    "y guardar los resultados.")
     elif progress.step >= steps:
-        dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} de {steps}. Para seguir, aumente "
-                   "--epochs o --max-steps; para empezar de cero, --resume none.")
+        asked = f"de {steps}" if progress.step == steps else f"y se piden {steps}"
+        dist.print(f"El entrenamiento ya estaba completo: paso {progress.step} {asked}. Para seguir, aumente --epochs "
+                   "o --max-steps; para empezar de cero, --resume none.")
 
 
 def leave_stopped(args, dist, progress, stopped, checkpointer):

@@ -313,6 +313,7 @@ def test_what_the_options_keep_in_memory_counts(monkeypatch, count, sync, ema, s
 
 
 @pytest.mark.parametrize("step,owed,said", [(2, None, ""), (3, None, "ya estaba completo: paso 3 de 3"),
+                                            (9, None, "ya estaba completo: paso 9 y se piden 3."),
                                             (3, {"loss": 1.0}, "dados, 3 de 3: falta hacer la última evaluación")])
 def test_what_is_left_of_a_run_at_its_end_is_told(capsys, step, owed, said):
     start.say_if_complete(Session(), loop.Progress(step=step, owed=owed), 3)
