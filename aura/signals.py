@@ -19,7 +19,6 @@ import time
 from aura.errors import EXIT_SIGNAL_BASE
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
-STDERR = 2
 SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 
@@ -44,8 +43,9 @@ class StopRequest:
         first = None
         while arrived := reader.recv(1):
             if tells and arrived[0] in ORDERLY:
+                wait = " Espere: otro Ctrl+C saldría en el acto, sin guardar." * (arrived[0] == signal.SIGINT)
                 _tell(f"Recibida {signal.Signals(arrived[0]).name}: se guarda y se sale en cuanto acabe lo que está en "
-                      "marcha. Espere: otro Ctrl+C saldría en el acto, sin guardar.")
+                      f"marcha.{wait}")
                 tells = False
             if arrived[0] != signal.SIGINT:
                 continue
@@ -55,10 +55,11 @@ class StopRequest:
 
 
 def _tell(line):
-    """Write to standard error if it takes a line at once: the listener must not wait for a pipe that nobody reads."""
+    """Write to standard error, if there is one and it takes a line at once: the listener must not wait for a pipe that
+    nobody reads."""
     with contextlib.suppress(OSError):
-        if select.select([], [STDERR], [], 0)[1]:
-            os.write(STDERR, f"{line}\n".encode())
+        if sys.__stderr__ and select.select([], [sys.__stderr__], [], 0)[1]:
+            os.write(sys.__stderr__.fileno(), f"{line}\n".encode())
 
 
 def ignored(number):

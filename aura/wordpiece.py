@@ -183,7 +183,7 @@ def load(path):
         vocab, config = _read_document(file)
     else:
         vocab = _read_vocab(file)  # first, as its message says best why a folder cannot be entered
-        config = _read_config(file.with_name("tokenizer_config.json"))
+        config = _read_object(file.with_name("tokenizer_config.json"))
     lowercase = config.get("do_lower_case")
     if lowercase is None:
         lowercase = all(piece == piece.lower() for piece in vocab if not piece.startswith("["))
@@ -195,7 +195,7 @@ def load(path):
 
 def _read_document(file):
     """(vocabulary, rules by the names of tokenizer_config.json) of a tokenizer.json."""
-    document = _read_config(file)
+    document = _read_object(file)
     parts = {name: part if isinstance(part := document.get(name), dict) else {} for name in BERT}
     if others := [f"{name}.{key} {parts[name].get(key)!r}" for name, expected in BERT.items()
                   for key, value in expected.items() if parts[name].get(key) != value]:
@@ -232,19 +232,19 @@ def _read_vocab(file):
     return vocab
 
 
-def _read_config(file):
-    """The configuration, which may say whether text is lowercased; {} where there is none."""
+def _read_object(file):
+    """The JSON object in a file; {} where there is no such file."""
     if not file.is_file():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8-sig"))
-        if not isinstance(config, dict):
+        found = json.loads(file.read_text(encoding="utf-8-sig"))
+        if not isinstance(found, dict):
             raise ValueError("no object")
     except OSError as problem:
         raise UserError(f"{str(file)!r}: no se puede leer ({explain(problem)}); compruebe sus permisos") from problem
     except (ValueError, RecursionError) as problem:
         raise UserError(f"{str(file)!r}: no es JSON válido; vuelva a descargarlo") from problem
-    return config
+    return found
 
 
 def learn(texts, size, lowercase=True):

@@ -132,8 +132,7 @@ with orderly_stop() as request:
     end = time.monotonic() + 20
     while not request.number and time.monotonic() < end:
         time.sleep(0.05)
-    time.sleep(dist.main)  # it saves; torchrun's store is gone
-    dist.wait_for_main()
+    dist.wait_for_main()  # torchrun's store is gone
 Path(f"oyó.{dist.rank}").write_text(str(request.number))"""
     command = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
     with Process([*command, program(tmp_path, body)], tmp_path) as process:

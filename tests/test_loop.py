@@ -162,7 +162,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
         process.wait_for("listo")
         for _ in range(2):  # one key press that arrives twice
             process.child.send_signal(signal.SIGINT)
-        process.wait_for("Recibida SIGINT: se guarda")
+        process.wait_for("Recibida SIGINT: se guarda y se sale en cuanto acabe lo que está en marcha. Espere: otro")
         with pytest.raises(subprocess.TimeoutExpired):
             process.child.wait(0.5)
         for _ in range(20):  # a person presses again and again
@@ -175,9 +175,12 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
 
 
 UNREAD = """
-import os, signal, sys, time
+import os, sys, time
 from aura.signals import orderly_stop
-with orderly_stop(tells=True) as request:
+if sys.argv[1] == "none":
+    other = open("other", "w")
+    assert other.fileno() == 2
+with orderly_stop(tells=True):
     if sys.argv[1] == "full":
         os.set_blocking(2, False)
         try:
@@ -185,7 +188,7 @@ with orderly_stop(tells=True) as request:
                 pass
         except BlockingIOError:
             os.set_blocking(2, True)
-    else:
+    elif sys.argv[1] == "closed":
         os.close(2)
     print("listo", flush=True)
     while True:
@@ -193,11 +196,13 @@ with orderly_stop(tells=True) as request:
 """
 
 
-@pytest.mark.parametrize("console", ["full", "closed"])
+@pytest.mark.parametrize("console", ["full", "closed", "none"])
 def test_a_console_that_takes_nothing_keeps_nobody_from_leaving(tmp_path, console):
+    """Where a process begins without one, its number belongs to another file."""
     (tmp_path / "unread.py").write_text(UNREAD)
-    with subprocess.Popen([sys.executable, tmp_path / "unread.py", console], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as child:
+    begin = 'exec "$@"' + " 2>&-" * (console == "none")
+    with subprocess.Popen(["sh", "-c", begin, "sh", sys.executable, "unread.py", console], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path) as child:
         assert child.stdout.readline() == b"listo\n"
         try:
             for _ in range(20):
@@ -208,6 +213,7 @@ def test_a_console_that_takes_nothing_keeps_nobody_from_leaving(tmp_path, consol
             assert child.returncode == 130
         finally:
             child.kill()
+    assert console != "none" or (tmp_path / "other").read_text() == ""
 
 
 def test_a_stop_inside_another_is_that_one(tmp_path, shards):

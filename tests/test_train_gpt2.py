@@ -295,15 +295,22 @@ def test_a_machine_that_dies_ends_the_others_with_the_checkpoint_named(book, tmp
 
 KILLED_AS_IT_SAVES = """
 import os, signal, time
+from pathlib import Path
 import train_gpt2_spanish as script
-from aura import checkpoint, cli
-save = checkpoint.save_file
+from aura import checkpoint, cli, distributed
+save, wait = checkpoint.save_file, distributed.Session.wait_for_main
 def killed(path, state):
     if path.name == "ckpt-00000004.pt":
-        time.sleep(2)  # by then all others have done their last step
+        end = time.monotonic() + 60
+        while not Path("waits").exists() and time.monotonic() < end:
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     save(path, state)
-checkpoint.save_file = killed
+def told(dist):
+    if dist.rank:
+        Path("waits").touch()
+    wait(dist)
+checkpoint.save_file, distributed.Session.wait_for_main = killed, told
 cli.run(script.main)
 """
 
