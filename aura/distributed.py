@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,25 +25,16 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import placement, sharding, sources, sync, waiting
+from aura import ddp, placement, rendezvous, sharding, sync
 from aura.backend import within
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
 from aura.launch import LISTENED
-from aura.processes import has_ended, start_of, watch
+from aura.processes import has_ended, watch
 from aura.signals import die_with_parent
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
-# The arguments that must be the same in all processes: those that decide the model, the steps and when processes talk.
-# Not those that name files, which may lie elsewhere on another machine.
-SAME_EVERYWHERE = (
-    "preset", "n_layer", "n_head", "n_embd", "n_ff", "h_cycles", "l_cycles", "segments", "seq_len", "dropout",
-    "ponder_price", "reinject", "document_attention", "vocab_size", "max_len", "doc_stride", "question_len", "padding",
-    "max_train_examples", "max_val_examples", "stream", "benchmark", "precision", "batch_size", "grad_accum", "epochs",
-    "max_steps", "lr", "min_lr_ratio", "beta2", "weight_decay", "warmup_ratio", "grad_clip", "ema", "seed",
-    "nan_policy", "eval_interval", "eval_windows", "sample_length", "sample_prompt", "checkpoint_freq", "backend",
-    "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum")
 ENDING_SECONDS = 2  # what a killed process may take from its last connection to its end
 FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that the others can read why
 
@@ -306,43 +296,7 @@ class Session:
         """`module` under DistributedDataParallel, or itself when there is no group or it is cut."""
         if not self.grouped or self.sharded:
             return module
-        devices = [self.device.index] if self.device.type == "cuda" else None
-        by_rows = self.by_rows(module)
-        apart = set(map(id, by_rows))
-        _Parallel._set_params_and_buffers_to_ignore_for_model(
-            module, [name for name, parameter in module.named_parameters() if id(parameter) in apart])
-        for parameter in by_rows:
-            c10d.broadcast(parameter.detach(), src=0)
-        wrapped = _Parallel(module, device_ids=devices, gradient_as_bucket_view=True)
-        wrapped.order_buckets()
-        wrapped.broadcast_buffers = False  # no step changes one; it would be a wait for rank 0 inside every forward
-        wrapped.by_rows = by_rows
-        return wrapped
-
-
-class _Parallel(torch.nn.parallel.DistributedDataParallel):
-    """DistributedDataParallel whose buckets never change, and which does not hang when it is freed after its group.
-
-    By itself it lays out the buckets anew after its first backward, and where a gradient lies in its bucket decides in
-    which order those of more than two ranks are added up: the first step after a resume would round otherwise than the
-    same step of a run that was never stopped.
-
-    What the last backward sent is freed by gloo's threads, which need the GIL for it; whoever frees the group joins
-    those threads. The reducer does so with the GIL held, and both wait for ever; Python's own reference lets go of it
-    (https://github.com/pytorch/pytorch/issues/56297). So the reducer goes first, while self.process_group is there."""
-
-    def _build_params_for_reducer(self):
-        parameters, sparse = super()._build_params_for_reducer()
-        return parameters[::-1], sparse[::-1]  # about as backward completes their gradients
-
-    def order_buckets(self):
-        """Lay out the buckets for good, before there are gradients."""
-        self.reducer._push_all_rebuilt_params()
-        self.reducer._rebuild_buckets()
-
-    def __del__(self):
-        for holder in ("logger", "reducer"):  # the logger has the reducer, too
-            vars(self).pop(holder, None)
+        return ddp.wrap(module, self.device, self.by_rows(module))
 
 
 @dataclass(frozen=True)
@@ -393,11 +347,11 @@ def session(args, before_group=None):
     try:
         dist.store = backends.connect_store(place, dist.timeout)
         with _failures_told(dist), _shortage_told():
-            peers = _join(place, dist, args)
+            peers = rendezvous.join(place, dist, args)
             if before_group is None:
-                _require_all(peers, place, dist.timeout)
-                _require_same(peers)
-                _warn_of_other_code(dist, peers)
+                rendezvous.require_all(peers, place, dist.timeout)
+                rendezvous.require_same(peers)
+                rendezvous.warn_of_other_code(dist, peers)
             _settle(dist, place, peers)
             if before_group is None or before_group(dist, place, peers):
                 dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
@@ -409,7 +363,7 @@ def session(args, before_group=None):
         if c10d.is_initialized():
             c10d.destroy_process_group()
         if dist.store is not None and isinstance(problem := sys.exc_info()[1], Exception) \
-                and not isinstance(problem, RankTaken):
+                and not isinstance(problem, rendezvous.RankTaken):
             _say_farewell(dist)
         if dist.first is not None:
             os.close(dist.first)
@@ -466,7 +420,7 @@ def _failures_told(dist):
     """Tell the others why we leave, and turn a broken collective into one line that says who left and why."""
     try:
         yield
-    except (PeerLost, RankTaken):
+    except (PeerLost, rendezvous.RankTaken):
         raise
     except Exception as problem:
         if isinstance(problem, RuntimeError) and is_communication_error(problem):
@@ -505,106 +459,6 @@ def is_communication_error(problem):
     marks = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL",
              "Broken pipe", "Socket Timeout", "No route to host", "Application timeout")
     return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
-
-
-class RankTaken(UserError):
-    """Another process is this one's rank: nothing that the group has to hear of, which may be at work."""
-
-
-def _join(place, dist, args):
-    """Say who we are, wait for the others; returns {rank: {"host", "address", "pid", "start", "node", "world_size",
-    "arguments", "code"}} of those that came in time, and at once when one of them counts on another number of
-    processes. Raises RankTaken where the same order was typed twice."""
-    address, store = placement.address_towards(place.master_addr, place.master_port), dist.store
-    own, key = uuid.uuid4().hex, f"joined/{place.rank}"
-    mine = json.dumps({"process": own, "host": socket.gethostname(), "address": address,
-                       "pid": os.getpid(), "start": start_of(os.getpid()),
-                       "node": os.environ.get("SLURMD_NODENAME"), "world_size": place.world_size,
-                       "arguments": _compared(args), "code": sources.fingerprint()})
-    patience = waiting.Patience(dist.print)
-
-    def taken(other):
-        other = json.loads(other)
-        return RankTaken(f"otro proceso, en la máquina {other['host']} ({other['address']}), dice que es el rango "
-                         f"{place.rank}, como este: dé a cada uno su número (RANK, NODE_RANK o --node_rank)")
-
-    def wait():
-        came = {}
-        if store.check(["complete"]):
-            raise RankTaken(f"el grupo de {place.master_addr}:{place.master_port}, de {store.get('complete').decode()} "
-                            f"procesos, está completo y en marcha sin este, el rango {place.rank} de "
-                            f"{place.world_size}: si se lanzó dos veces la misma orden, deje una; si es otro "
-                            "entrenamiento, elija otro --master-port (o MASTER_PORT) en todas")
-        store.set(key, mine)
-        while True:
-            if (latest := store.get(key).decode()) != mine:  # who came after us waits as well, and is told
-                store.set(f"taken/{json.loads(latest)['process']}", mine)
-                time.sleep(3 * POLL_SECONDS)
-                raise taken(latest)
-            if store.check([f"taken/{own}"]):
-                raise taken(store.get(f"taken/{own}"))
-            came |= {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
-                     if rank not in came and store.check([f"joined/{rank}"])}
-            apart = any(peer.get("world_size", place.world_size) != place.world_size for peer in came.values())
-            if len(came) == place.world_size or apart or patience.waited() > dist.timeout:
-                return came
-            away = [rank for rank in range(place.world_size) if rank not in came]
-            patience.wait(POLL_SECONDS, f"a {len(away)} de los {place.world_size} procesos: "
-                                        f"{placement.told('falta', away)}.")
-
-    try:
-        return within(dist.timeout + FAREWELL_SECONDS, wait)
-    except TimeoutError as problem:
-        raise PeerLost(f"el rango 0, en {place.master_addr}:{place.master_port}, dejó de contestar: mire en su máquina "
-                       "si el proceso está parado o bloqueado") from problem
-
-
-def _compared(args):
-    """{name: value} of the arguments in which processes may not differ; of --resume only whether it is none, since
-    rank 0 decides which checkpoint is meant."""
-    compared = {name: getattr(args, name) for name in SAME_EVERYWHERE if hasattr(args, name)}
-    if hasattr(args, "resume"):
-        compared["resume"] = "none" if args.resume == "none" else "distinto de none"
-    return compared
-
-
-def _require_all(peers, place, timeout):
-    """Raise UserError that names who did not come, or counts on another number of processes."""
-    for rank, peer in peers.items():
-        if peer.get("world_size", place.world_size) != place.world_size:
-            raise UserError(f"WORLD_SIZE={place.world_size} en el rango {place.rank} y {peer['world_size']} en el "
-                            f"rango {rank}: use el mismo en todas las máquinas, el número de procesos de todas juntas")
-    missing = sorted(set(range(place.world_size)) - peers.keys())
-    if missing:
-        hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
-        raise UserError(f"han pasado {timeout:g} s y {placement.told('falta', missing)} de {place.world_size}: "
-                        f"compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE{hint}")
-
-
-def _require_same(peers):
-    """Raise UserError that names the arguments in which processes differ: what was typed on each machine by hand, and
-    would train something else on each or leave one waiting for another."""
-    others = [rank for rank, peer in peers.items() if "arguments" not in peer]
-    if others:
-        raise UserError(f"el rango {others[0]} tiene una versión anterior de este programa: actualícelo en todas las "
-                        "máquinas (git rev-parse HEAD ha de dar lo mismo)")
-    first, differing = peers[0]["arguments"], {}
-    for rank, peer in sorted(peers.items()):
-        for name in first.keys() | peer["arguments"].keys():
-            if peer["arguments"].get(name) != first.get(name):
-                differing.setdefault(name, (rank, peer["arguments"].get(name)))
-    if differing:
-        told = "; ".join(f"--{name.replace('_', '-')} es {first.get(name)} en el rango 0 y {value} en el rango {rank}"
-                         for name, (rank, value) in sorted(differing.items()))
-        raise agreed(UserError, f"{told}: lance todos los procesos con las mismas opciones")
-
-
-def _warn_of_other_code(dist, peers):
-    """Say whose program is not rank 0's: one that was edited on one machine alone may train something else there."""
-    if others := [rank for rank, peer in sorted(peers.items()) if peer.get("code") != peers[0].get("code")]:
-        hosts = ", ".join(dict.fromkeys(peers[rank]["host"] for rank in others))
-        dist.print(f"Aviso: el código del rango 0 no es el de {hosts}: si no es a propósito, deje el mismo en todas "
-                   "las máquinas (git pull); test_ddp.py --full dice en qué ficheros difiere.")
 
 
 def _settle(dist, place, peers):

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 
-from aura import backend, distributed, files, share
+from aura import backend, distributed, files, rendezvous, share
 from aura.dataset import Dataset
 from aura.errors import TrainingFault, UserError
 from tests.support import ROOT, Process, free_port, ranks, run, run_ranks
@@ -58,11 +58,11 @@ def test_processes_started_with_different_options_say_so_and_end(tmp_path, late)
     rank = 'int(os.environ["RANK"])'
     if late:  # and has seen all that is wrong before rank 1 looks again
         path.write_text(path.read_text().replace("def main():", f"""import time
-join = distributed._join
+join = distributed.rendezvous.join
 if {rank}:
-    distributed.POLL_SECONDS = 3
+    distributed.rendezvous.POLL_SECONDS = 3
 else:
-    distributed._join = lambda *words: time.sleep(1) or join(*words)
+    distributed.rendezvous.join = lambda *words: time.sleep(1) or join(*words)
 
 def main():"""))
     path.write_text(path.read_text().replace("distributed=True", f"distributed=True, seed=7, log_dir=str({rank}), "
@@ -78,7 +78,7 @@ def main():"""))
 def test_another_code_on_one_machine_is_told(tmp_path):
     path = program(tmp_path, "pass")
     path.write_text(path.read_text().replace("def main():", """
-distributed.sources.fingerprint = lambda: {"0": "a", "1": "b", "2": "a"}[os.environ["RANK"]]
+distributed.rendezvous.sources.fingerprint = lambda: {"0": "a", "1": "b", "2": "a"}[os.environ["RANK"]]
 def main():"""))
     (code, output), *others = run_ranks([path], [tmp_path] * 3)
     assert code == 0 and output.count(f"Aviso: el código del rango 0 no es el de {socket.gethostname()}: ") == 1
@@ -87,7 +87,7 @@ def main():"""))
 
 def test_an_older_program_on_another_machine_is_named():
     with pytest.raises(UserError, match="el rango 1 tiene una versión anterior de este programa"):
-        distributed._require_same({0: {"host": "uno", "arguments": {}}, 1: {"host": "dos"}})
+        rendezvous.require_same({0: {"host": "uno", "arguments": {}}, 1: {"host": "dos"}})
 
 
 def test_nccl_that_is_not_there_falls_back_together(tmp_path):

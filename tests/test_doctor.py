@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import backend, corpus, dataset, diagnosis, distributed, doctor, facts, forecast, sources, verdict
+from aura import backend, corpus, dataset, diagnosis, distributed, doctor, facts, forecast, rendezvous, sources, verdict
 from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text, free_port, run
 
@@ -327,7 +327,7 @@ def test_another_number_of_processes_is_named_at_once(tmp_path, sizes, ranks):
     assert "Procesos:" not in results[0][1], "an empty table says nothing"
     assert "rango 1 (" in line and f"WORLD_SIZE={sizes[1]}, y el rango 0 con {sizes[0]}" in line
     with pytest.raises(UserError, match=f"WORLD_SIZE={sizes[0]} en el rango 0 y {sizes[1]} en el rango 1"):
-        distributed._require_all({1: {"world_size": sizes[1]}}, SimpleNamespace(rank=0, world_size=sizes[0]), 20)
+        rendezvous.require_all({1: {"world_size": sizes[1]}}, SimpleNamespace(rank=0, world_size=sizes[0]), 20)
     assert len(ranks) == 2 or "el rango 2, con WORLD_SIZE=3, y el rango 0 se lanzó con WORLD_SIZE=2" in results[2][1]
 
 

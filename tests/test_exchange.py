@@ -52,7 +52,7 @@ def main():
             report[spread] = {"sent": list(sent), "rows": int((wanted["bert.tokens.weight"] != 0).any(1).sum()),
                               "worst": max(float((found[name] - wanted[name]).abs().max()) for name in wanted)}
             torch.save(found, f"{spread}.pt")
-        del plain  # before its group, or who frees the group may wait for ever (see distributed._Parallel)
+        del plain  # before its group, or who frees the group may wait for ever (see ddp.Parallel)
         table = torch.zeros(ROWS, 4)
         table[3 + dist.rank] = float("nan") if dist.rank == 0 else 1.0
         exchange.average_rows(table, dist.world_size)

@@ -306,7 +306,7 @@ def test_distributed_data_parallel(tmp_path):
             model.zero_grad()
             wrapped(tokens, tokens.flip(0)).backward()
         found = model.embedding.weight.grad
-        del wrapped  # before its group, or who frees the group may wait for ever (see distributed._Parallel)
+        del wrapped  # before its group, or who frees the group may wait for ever (see ddp.Parallel)
     finally:
         torch.distributed.destroy_process_group()
     weight = torch.ones(11, 6, requires_grad=True)

@@ -18,9 +18,10 @@ import train_distributed
 import train_gpt2_spanish
 import train_tensordock
 from aura import backend, checkpoint, files, loop, ops, output, pace, start
-from aura.distributed import SAME_EVERYWHERE, Session
+from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
+from aura.rendezvous import SAME_EVERYWHERE
 from aura.sync import Exact
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
