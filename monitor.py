@@ -127,7 +127,8 @@ def recorded(args):
         raise UserError(f"--replay {args.replay!r}: no se puede leer ({explain(problem)}); compruebe la ruta y "
                         "sus permisos") from problem
     except UnicodeDecodeError as problem:
-        raise UserError(f"--replay {args.replay!r}: no es un fichero de texto") from problem
+        raise UserError(f"--replay {args.replay!r}: no es un fichero de texto; indique uno de "
+                        "monitor.py --json") from problem
 
 
 def parse_record(line, gpus):
@@ -160,7 +161,8 @@ def watch(args, view):
         if seen == args.count:
             break
     if not seen:
-        raise UserError(f"--replay {args.replay!r}: no contiene ninguna muestra")
+        raise UserError(f"--replay {args.replay!r}: no contiene ninguna muestra; indique un fichero de "
+                        "monitor.py --json")
     return verdict(args, samples[-1], readings[-1], found, seen) if args.check else EXIT_OK
 
 

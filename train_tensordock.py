@@ -235,7 +235,7 @@ def show_plan(args, job, card, tokens, counted, progress, note):
     if progress:  # epochs are counted in steps of today's batch
         done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step
         left = max(0, steps - done)
-        time = f", {plan.hours(job, left * job.tokens_per_step, card.flops):.1f} h" if card.flops else ""
+        time = f", {plan.told(plan.hours(job, left * job.tokens_per_step, card.flops))}" if card.flops else ""
         note(f"Por hacer: {left} de los {steps} pasos{time}")
     if args.gpu and (names := report.cards_like(args.gpu)):
         note(f"--gpu {args.gpu!r}: si es {' o '.join(map(repr, names))}, escriba ese nombre y el plan dirá el tiempo.")

@@ -253,7 +253,8 @@ def _plain_name(name):
 def _files_below(path):
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
-            raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen {', '.join(SUFFIXES)}")
+            raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen "
+                            f"{', '.join(SUFFIXES)}: si es texto, dele un nombre que acabe así")
         return [path]
     files, seen = [], set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
@@ -266,7 +267,8 @@ def _files_below(path):
         files += [Path(folder, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
     files = sorted(file for file in files if stat.S_ISREG(file.stat().st_mode))
     if not files:
-        raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}")
+        raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}; indique "
+                        "otra, o dé a los ficheros de texto un nombre que acabe así")
     return files
 
 
@@ -324,6 +326,7 @@ class _OldMacText(io.RawIOBase):
 
 def _with_line_ends(file):
     head = file.read(CHUNK_BYTES)
+    head += file.read(head.endswith(b"\r"))  # a line end may be cut in two there
     file.seek(0)
     return io.BufferedReader(_OldMacText(file)) if b"\r" in head and b"\n" not in head else file
 
@@ -351,11 +354,13 @@ def _lines(file, path, damage, whole, offset=0, number=0):
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     fresh = True
     while raw := file.readline(limit):
+        if raw.endswith(b"\r") and file.peek(1).startswith(b"\n"):  # a piece must not end within a line end
+            raw += file.read(1)
         offset += len(raw)
         if fresh:
             number += 1
             damage.lines += 1
-            if whole and len(raw) == limit and not raw.endswith(b"\n"):
+            if whole and len(raw) >= limit and not raw.endswith(b"\n"):
                 raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
             # At the file's beginning; ASCII so written passes for valid UTF-8.
             if offset == len(raw) and (other := _other_unicode(raw + file.peek(HEAD_BYTES))):

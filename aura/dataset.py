@@ -364,7 +364,8 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
             if max_tokens is not None and total >= max_tokens:
                 break
     if not total:
-        raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto")
+        raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto; indique "
+                        "otro")
     if not counts["train"]["tokens"]:
         raise UserError(f"del corpus {corpus.name!r} no queda texto con que entrenar: los {total} tokens leídos son de "
                         "validación; indique un --dataset-max-tokens mayor o una --val-fraction menor")

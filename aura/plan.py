@@ -397,6 +397,11 @@ def hours(job, tokens, peak_flops):
     return tokens * hardware_flops_per_token(job) / (peak_flops * UTILISATION) / 3600
 
 
+def told(needed):
+    """Hours as Spanish text: '69.2 h' or, of less than one, '43 min 20 s'."""
+    return f"{needed:.1f} h" if needed >= 1 else report.duration(3600 * needed)
+
+
 def fitting_steps(job, target_hours, peak_flops):
     """How many whole optimiser steps fit into target_hours."""
     flops = job.tokens_per_step * hardware_flops_per_token(job)
@@ -409,12 +414,12 @@ def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, by_steps=Fals
     needed = hours(job, steps * job.tokens_per_step, peak_flops)
     most = fitting_steps(job, target_hours, peak_flops)
     if steps <= most:
-        return f"CUMPLE: {needed:.1f} h de las {target_hours:g} h disponibles"
-    late = f"NO CUMPLE: pide {needed:.1f} h y hay {target_hours:g} h"
+        return f"CUMPLE: {told(needed)} de las {target_hours:g} h disponibles"
+    late = f"NO CUMPLE: pide {told(needed)} y hay {target_hours:g} h"
     epochs = most // steps_per_epoch
     if epochs and not by_steps:
         fits = hours(job, epochs * steps_per_epoch * job.tokens_per_step, peak_flops)
-        return f"{late}; con --epochs {epochs} serían {fits:.1f} h"
+        return f"{late}; con --epochs {epochs} serían {told(fits)}"
     if not most:
         return f"{late}; no cabe ni un paso"
     none = "" if epochs else "no cabe ni una época: "
@@ -430,7 +435,7 @@ def _computing_less(job, card, tokens):
     for other, flags in lighter:
         if peak(other) <= card.memory:
             share = hardware_flops_per_token(other) / hardware_flops_per_token(job)
-            time = f": {hours(other, tokens, card.flops):.1f} h" if card.flops else ""
+            time = f": {told(hours(other, tokens, card.flops))}" if card.flops else ""
             return (f"Consejo: sobra memoria; con {flags} también cabe ({peak(other) / 1e9:.2f} GB) y el cálculo es un "
                     f"{100 * (1 - share):.0f} % menor{time}")
     return f"Sin gradient checkpointing pediría {peak(lighter[0][0]) / 1e9:.2f} GB: no cabe"
@@ -469,10 +474,9 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
     else:
         mfu = 100 * UTILISATION * model / hardware
         needed = hours(job, tokens, card.flops)
-        shown.append(f"Tiempo: {needed:.1f} h a {card.flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
+        shown.append(f"Tiempo: {told(needed)} a {card.flops / 1e12:.4g} TFLOP/s con un uso supuesto del "
                      f"{100 * UTILISATION:.0f} % (MFU {mfu:.0f} %)")
-        told = verdict(job, steps, steps_per_epoch, card.flops, target_hours, by_steps)
-        shown.append(f"Veredicto: {told}")
+        shown.append(f"Veredicto: {verdict(job, steps, steps_per_epoch, card.flops, target_hours, by_steps)}")
     if job.grad_checkpointing and fits:
         shown.append(_computing_less(job, card, tokens))
     return shown

@@ -151,6 +151,13 @@ def test_within_a_line_a_byte_order_mark_is_a_character(tmp_path, monkeypatch):
     assert "".join(corpus.open_corpus(str(path)).documents()) == "abcdef\ufeffghi"
 
 
+@pytest.mark.parametrize("size", range(2, 12))
+def test_a_piece_of_a_long_line_does_not_end_within_a_line_end(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(corpus, "CHUNK_BYTES", size)
+    path = write(tmp_path / "d.txt", "uno\r\ndos años\r\r\ntres\rcuatro\r\n\r\ncinco\r")
+    assert documents(path) == ["uno\ndos años\r\ntres\rcuatro\n\ncinco\r"]
+
+
 def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
     path = write(tmp_path / "d.jsonl", '{"texto": "x"}\n' * 50_000)
     with pytest.raises(UserError, match="de 1. líneas leídas .*falta la clave «text» con.*en la clave «text»$"):

@@ -264,7 +264,7 @@ def test_verdicts_name_what_would_fit_exactly():
 
     assert verdict(3600, 1.0) == "CUMPLE: 1.0 h de las 1 h disponibles"
     assert verdict(3601, 1.0).startswith("NO CUMPLE: ")
-    assert verdict(5000, 1.0) == "NO CUMPLE: pide 1.4 h y hay 1 h; con --epochs 3 serían 0.8 h"
+    assert verdict(5000, 1.0) == "NO CUMPLE: pide 1.4 h y hay 1 h; con --epochs 3 serían 50 min 00 s"
     assert verdict(5000, 4.0) == ("NO CUMPLE: pide 5.6 h y hay 1 h; no cabe ni una época: caben "
                                   f"{900 * 8 * 4 * 128} tokens, --max_steps 900 (90 % de una época)")
     assert verdict(5000, 1.0, True) == ("NO CUMPLE: pide 1.4 h y hay 1 h; caben "
@@ -304,7 +304,7 @@ def test_the_plan_says_what_it_would_take_to_compute_nothing_twice():
 
     wanted = advice("--no_gradient_checkpointing", once, twice)
     assert last(twice, need) == wanted
-    assert last(twice, need, 312e12) == f"{wanted}: {plan.hours(once, tokens, 312e12):.1f} h"
+    assert last(twice, need, 312e12) == f"{wanted}: {plan.told(plan.hours(once, tokens, 312e12))}"
     assert last(some, need) == advice("--no_gradient_checkpointing", once, some)
     assert last(twice, need - 1) == last(twice, less) == advice("--gradient_checkpointing selective", some, twice)
     for job, available in ((some, need - 1), (twice, less - 1)):
