@@ -30,7 +30,7 @@ from aura import (
     start,
     wordpiece,
 )
-from aura.errors import EXIT_OK, UserError
+from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.files import require_writable_directory
 from aura.models import bert
 from aura.signals import orderly_stop
@@ -77,6 +77,7 @@ def build_parser():
     return parser
 
 
+@found_by_all
 def check_arguments(args):
     """Raise UserError for windows that would leave parts of a context unread, and for a model that would be lost."""
     if Path(args.output).resolve() == Path(args.model).resolve():

@@ -13,7 +13,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 import dataclasses
 
 from aura import cli, distributed, optim, pretrain, start
-from aura.errors import EXIT_OK
+from aura.errors import EXIT_OK, found_by_all
 from aura.models import gpt
 
 # What a preset decides besides the model's sizes (aura/models/gpt.py). Learning rates: Brown et al. 2020, table 2.1,
@@ -52,6 +52,7 @@ def build_parser():
     return parser
 
 
+@found_by_all
 def complete(args):
     """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
     vocabulary, which the data decides."""

@@ -12,7 +12,7 @@ import sys
 import time
 
 from aura.console import Console, outlive
-from aura.errors import EXIT_BAD_INPUT, EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError
+from aura.errors import EXIT_BAD_INPUT, EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError, found_by_all
 from aura.files import explain, take_back
 from aura.launch import LISTENED, SPEAK_SECONDS
 from aura.signals import ORDERLY
@@ -112,6 +112,7 @@ class Parser(argparse.ArgumentParser):
         action.option_strings = [*action.option_strings, *names]
         self._option_string_actions |= dict.fromkeys(names, action)
 
+    @found_by_all
     def parse_args(self, args=None):
         """Parse `args` (sys.argv[1:] by default); `given` is the set of the names that were there, not filled in.
 
@@ -120,20 +121,16 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         defaults = {action.dest: action.default for action in self._actions if action.dest != "help"}
         unset = argparse.Namespace(**dict.fromkeys(defaults, _UNSET))
-        try:
-            parsed, unknown = self.parse_known_args([_dashed(word) for word in words], unset)
-            parsed.given = {name for name, value in vars(parsed).items() if value is not _UNSET}
-            for name in defaults.keys() - parsed.given:
-                setattr(parsed, name, defaults[name])
-            flags = {action.dest: (action.option_strings or [action.metavar or action.dest])[-1]
-                     for action in self._actions}
-            problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
-            problems += [self._unknown(word) for word in unknown]
-            if problems:
-                raise UserError("; ".join(problems) + f" (la lista completa: {self.prog} --help)")
-        except UserError as problem:
-            problem.same_everywhere = True
-            raise
+        parsed, unknown = self.parse_known_args([_dashed(word) for word in words], unset)
+        parsed.given = {name for name, value in vars(parsed).items() if value is not _UNSET}
+        for name in defaults.keys() - parsed.given:
+            setattr(parsed, name, defaults[name])
+        flags = {action.dest: (action.option_strings or [action.metavar or action.dest])[-1]
+                 for action in self._actions}
+        problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
+        problems += [self._unknown(word) for word in unknown]
+        if problems:
+            raise UserError("; ".join(problems) + f" (la lista completa: {self.prog} --help)")
         return parsed
 
     def _unknown(self, word):

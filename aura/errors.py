@@ -1,5 +1,6 @@
 """The two ways a run can end badly, and the exit codes that scripts, schedulers and people rely on."""
 
+import functools
 import re
 
 EXIT_OK = 0
@@ -38,6 +39,19 @@ def agreed(kind, text):
     problem = kind(text)
     problem.same_everywhere = True
     return problem
+
+
+def found_by_all(check):
+    """Decorator of what looks at nothing but the arguments: its UserErrors are those of agreed()."""
+    @functools.wraps(check)
+    def checked(*words, **named):
+        try:
+            return check(*words, **named)
+        except UserError as problem:
+            problem.same_everywhere = True
+            raise
+
+    return checked
 
 
 def first_line(problem):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from aura import cli, corpus, distributed, optim, pretrain, scaling, start, stream
-from aura.errors import EXIT_OK, UserError
+from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.models import hrm
 
 
@@ -74,6 +74,7 @@ def make_parser(prog, description, presets):
     return parser
 
 
+@found_by_all
 def complete(args, presets):
     """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
     vocabulary, which the data decides."""

@@ -17,7 +17,7 @@ import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
 import train_tensordock
-from aura import backend, checkpoint, files, loop, ops, output, pace, start
+from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pace, start
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
@@ -153,6 +153,17 @@ def test_an_orderly_stop_is_told_once_on_every_machine(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "Detenido por una señal en el paso 7; último punto de control: c/ckpt.pt. La misma orden lo reanuda.",
         "[rango 2] Detenido por una señal en el paso 7; lo ha guardado el rango 0. La misma orden lo reanuda."]
+
+
+@pytest.mark.parametrize("script, check, words", [
+    (train_gpt2_spanish, train_gpt2_spanish.complete, ["--n-head", "5"]),
+    (hrm_training_small_100m, lambda args: hrm_training.complete(args, hrm_training_small_100m.PRESETS),
+     ["--benchmark", "--fsdp"]),
+    (train_distributed, train_distributed.check_arguments, ["--model", "aquí", "--output", "aquí", "--dataset", "d"])])
+def test_what_is_wrong_with_the_arguments_alone_is_said_once(script, check, words):
+    with pytest.raises(UserError) as found:
+        check(script.build_parser().parse_args(words))
+    assert found.value.same_everywhere
 
 
 def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
