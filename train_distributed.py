@@ -183,7 +183,7 @@ def train(args, dist, task, clock):
 
     reporter.start(first, run.progress.logged, again=run.progress.owed is not None)
     # Also while model and figures are written, which no signal cuts short.
-    with orderly_stop(tells=dist.local_rank == 0) as request:
+    with orderly_stop(tells=dist.tells_of_signals) as request:
         try:
             stopped = loop.train(
                 ready.model, run, start.injected(answer_loss, dist), ready.at_step(schedule), checkpointer, reporter,

@@ -198,10 +198,13 @@ class Session:
 
     def wait_for_main(self):
         """Wait until rank 0 comes here too, however long it takes: torchrun kills who is left 30 s after the first
-        process has gone. Where torchrun itself was killed, and with it the store, dist_timeout limits the wait."""
+        process has gone. Where torchrun itself was killed, and with it the store, dist_timeout limits the wait. Returns
+        whether the store was still there for all, without which run_on_main can do nothing more."""
+        answered = False
         with contextlib.suppress(c10d.DistError):
             self.run_on_main(lambda: None)
-        self.barrier()
+            answered = True
+        return self.sum([answered])[0] == self.world_size
 
     def made_on_main(self, work):
         """What `work()` makes, of whatever type, on rank 0, which alone runs it as run_on_main does; None on the
@@ -244,7 +247,7 @@ class Session:
 
     def _left(self, told):
         """A PeerLost that gives the reason of failure()."""
-        self.broken, self.failed = True, told[:1]
+        self.broken, self.failed = True, [told[0]]
         return PeerLost(f"otro proceso se ha detenido: rango {told[0]}: {told[1]}")
 
     def _silent_ranks(self):
@@ -285,6 +288,10 @@ class Session:
             return self.main
         return self.rank == next(rank for rank, machine in enumerate(self.machines)
                                  if machine == self.machines[self.rank] and rank not in gone)
+
+    def tells_of_signals(self):
+        """Whether to say that a signal will be obeyed: one process of each machine does, as long as none is lost."""
+        return self.local_rank == 0 and not self.broken
 
     def by_rows(self, module):
         """The parameters whose gradients travel by rows (see exchange.py): where all ranks have CPUs, since all of them

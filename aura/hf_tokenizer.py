@@ -57,7 +57,7 @@ class HuggingFaceTokenizer:
         """Whether every text survives encoding and decoding."""
         # Added pieces too: one like "ñ" the library's byte-level decoder takes for a byte, others swallow spaces.
         added = [token["content"] for token in self._document["added_tokens"] if not token["special"]]
-        text = " ".join([PROBE, *added])
+        text = " ".join([PROBE, *added, ""])
         return self.decode(self.encode(text)) == text
 
     def encode(self, text):

@@ -16,7 +16,7 @@ from aura import backend, console, products, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
-from aura.errors import OutOfMemory, TrainingFault, UserError, agreed
+from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed
 from aura.files import explain
 from aura.signals import Abandoned, orderly_stop
 
@@ -242,9 +242,11 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
         with clock.phase("save"):
             checkpointer.finish()
             sync.close()
-            dist.wait_for_main()  # if it dies in writing the last checkpoint, the others name the one before
-    if progress.step >= policy.max_steps and progress.owed is None:
-        stop = 0  # it came too late
+            # If rank 0 dies in writing the last checkpoint, the others name the one before.
+            if not dist.wait_for_main():  # torchrun was killed, and its end is the signal: nothing can be handed over
+                stop = max(dist.gather_objects(request.number))
+            elif progress.step >= policy.max_steps and progress.owed is None:
+                stop = 0  # it came too late
     clock.end(stop)
     return stop
 
@@ -407,6 +409,8 @@ def _checkpoint_named(run, policy, checkpointer, dist, request):
     try:
         yield
     except TrainingFault as fault:
+        if isinstance(fault, PeerLost):
+            _save_agreed(run, policy, checkpointer, dist)
         if checkpointer.named() not in str(fault):
             _name(fault, checkpointer)
         raise
@@ -425,12 +429,17 @@ def _checkpoint_named(run, policy, checkpointer, dist, request):
         if not (dist.grouped and is_communication_error(problem)):
             raise
         lost = dist.peer_lost(problem)
-        if run.sync.weights and dist.saves_alone:
-            with run.sync.agreed():
-                checkpointer.save_alone(run.progress.step, run.state(policy))
+        _save_agreed(run, policy, checkpointer, dist)
         raise _name(lost, checkpointer) from problem
     finally:
         checkpointer.settle()
+
+
+def _save_agreed(run, policy, checkpointer, dist):
+    """Now that a rank is lost, save what those that are left last agreed on, where that is not the module itself."""
+    if run.sync.weights and dist.saves_alone:
+        with run.sync.agreed():
+            checkpointer.save_alone(run.progress.step, run.state(policy))
 
 
 def _name(fault, checkpointer):

@@ -399,7 +399,7 @@ def hours(job, tokens, peak_flops):
 
 def told(needed):
     """Hours as Spanish text: '69.2 h' or, of less than one, '43 min 20 s'."""
-    return f"{needed:.1f} h" if needed >= 1 else report.duration(3600 * needed)
+    return f"{needed:.1f} h" if round(3600 * needed) >= 3600 else report.duration(3600 * needed)
 
 
 def fitting_steps(job, target_hours, peak_flops):

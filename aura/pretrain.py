@@ -212,7 +212,7 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
         start.say_if_complete(dist, run.progress, steps)
         reporter.start(run.progress.step, run.progress.logged, again=run.progress.owed is not None)
         # Also while the model is handed over, which no signal cuts short.
-        with orderly_stop(tells=dist.local_rank == 0):
+        with orderly_stop(tells=dist.tells_of_signals):
             try:
                 stopped = loop.train(
                     ready.model, run, start.injected(loss_fn, dist), ready.at_step(schedule), checkpointer, reporter,

@@ -39,14 +39,14 @@ class StopRequest:
     @staticmethod
     def listen(reader, tells):
         """Watch the signal numbers that arrive at a socket until its other end is closed: say so of the first, where
-        this process `tells`; exit at a second Ctrl+C."""
-        first = None
+        tells() has this process do so; exit at a second Ctrl+C."""
+        first, told = None, False
         while arrived := reader.recv(1):
-            if tells and arrived[0] in ORDERLY:
+            if not told and arrived[0] in ORDERLY and tells():
                 wait = " Espere: otro Ctrl+C saldría en el acto, sin guardar." * (arrived[0] == signal.SIGINT)
                 _tell(f"Recibida {signal.Signals(arrived[0]).name}: se guarda y se sale en cuanto acabe lo que está en "
                       f"marcha.{wait}")
-                tells = False
+                told = True
             if arrived[0] != signal.SIGINT:
                 continue
             if first is not None and time.monotonic() - first > SAME_KEY_SECONDS:
@@ -57,7 +57,7 @@ class StopRequest:
 def _tell(line):
     """Write to standard error, if there is one and it takes a line at once: the listener must not wait for a pipe that
     nobody reads."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
         if sys.__stderr__ and select.select([], [sys.__stderr__], [], 0)[1]:
             os.write(sys.__stderr__.fileno(), f"{line}\n".encode())
 
@@ -68,10 +68,10 @@ def ignored(number):
 
 
 @contextlib.contextmanager
-def orderly_stop(tells=False):
+def orderly_stop(tells=lambda: False):
     """Yield a StopRequest that the signals set; at the end the former handlers are put back or, if a stop was asked
     for, only that of Ctrl+C: the other signals then do nothing more. Inside another such block, yield its request.
-    tells: whether to say on the console, at once, that a signal was heard.
+    tells() -> whether this process says on the console, at once, that it heard a signal; asked when one arrives.
 
     Outside the main thread, where Python allows no handlers, nothing ever sets it.
     """

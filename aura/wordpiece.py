@@ -195,6 +195,8 @@ def load(path):
 
 def _read_document(file):
     """(vocabulary, rules by the names of tokenizer_config.json) of a tokenizer.json."""
+    if not file.is_file():
+        raise UserError(f"{str(file)!r}: no existe; indique una carpeta con un vocab.txt o un tokenizer.json")
     document = _read_object(file)
     parts = {name: part if isinstance(part := document.get(name), dict) else {} for name in BERT}
     if others := [f"{name}.{key} {parts[name].get(key)!r}" for name, expected in BERT.items()
@@ -206,9 +208,13 @@ def _read_document(file):
         vocab = dict(sorted(vocab.items(), key=lambda item: item[1]))
         if [*vocab.values()] != [*range(len(vocab))]:
             raise ValueError("gaps")
-    except (AttributeError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(file)!r}: las piezas de su vocabulario no están numeradas de 0 en adelante; vuelva a "
-                        "descargarlo") from problem
+        added = [token["content"] for token in document.get("added_tokens") or [] if token["content"] not in vocab]
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise UserError(f"{str(file)!r}: su vocabulario está dañado, o sus piezas no están numeradas de 0 en adelante; "
+                        "vuelva a descargarlo") from problem
+    if added:
+        raise UserError(f"{str(file)!r}: tiene {len(added)} piezas añadidas a su vocabulario ({', '.join(added[:3])}), "
+                        "que aquí no se leen; indique una carpeta con el tokenizador sin ellas")
     normalizer = parts["normalizer"]
     return vocab, {"do_lower_case": normalizer.get("lowercase"), "strip_accents": normalizer.get("strip_accents")}
 

@@ -146,7 +146,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_tells_of_them(tmp_path,
 SECOND_CTRL_C = """
 import time
 from aura.signals import orderly_stop
-with orderly_stop(tells=True):
+with orderly_stop(tells=lambda: True):
     print("listo", flush=True)
     while True:
         try:
@@ -180,7 +180,7 @@ from aura.signals import orderly_stop
 if sys.argv[1] == "none":
     other = open("other", "w")
     assert other.fileno() == 2
-with orderly_stop(tells=True):
+with orderly_stop(tells=lambda: True):
     if sys.argv[1] == "full":
         os.set_blocking(2, False)
         try:

@@ -243,16 +243,19 @@ def test_the_older_pair_of_files(tmp_path):
     assert load(tmp_path).encode(text) == load(tmp_path / "otro.json").encode(text)
 
 
-@pytest.mark.parametrize(("piece", "kept"), [("ñ", False), ("<|yo|>", True), ("  ", True)])
+@pytest.mark.parametrize(("piece", "kept"), [
+    ("ñ", False), ("<|yo|>", True), ("  ", True), ({"lstrip": True}, False), ({"rstrip": True}, False)])
 def test_an_added_piece_that_does_not_come_back_is_not_hidden(piece, kept, tmp_path):
     path = byte_level(tmp_path)
     import tokenizers as library
 
     changed = library.Tokenizer.from_file(str(path))
+    if isinstance(piece, dict):
+        piece = library.AddedToken("<|yo|>", **piece)
     changed.add_tokens([piece])
     changed.save(str(path))
     tokenizer = load(path)
-    text = f"a {piece} b"
+    text = f"a {getattr(piece, 'content', piece)} b"
     assert tokenizer.lossless == (tokenizer.decode(tokenizer.encode(text)) == text) == kept
 
 

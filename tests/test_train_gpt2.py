@@ -300,16 +300,16 @@ import train_gpt2_spanish as script
 from aura import checkpoint, cli, distributed
 save, wait = checkpoint.save_file, distributed.Session.wait_for_main
 def killed(path, state):
-    if path.name == "ckpt-00000004.pt":
+    if path.name == "ckpt-00000004.pt" and not int(os.environ["RANK"]):
         end = time.monotonic() + 60
         while not Path("waits").exists() and time.monotonic() < end:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill({"rank 0": os.getpid, "torchrun": os.getppid}[os.environ["KILLED"]](), signal.SIGKILL)
     save(path, state)
 def told(dist):
     if dist.rank:
         Path("waits").touch()
-    wait(dist)
+    return wait(dist)
 checkpoint.save_file, distributed.Session.wait_for_main = killed, told
 cli.run(script.main)
 """
@@ -319,8 +319,25 @@ def test_a_first_rank_that_dies_in_the_last_save_leaves_the_others_the_one_befor
     (tmp_path / "killed.py").write_text(KILLED_AS_IT_SAVES)
     command = [tmp_path / "killed.py", *SMALL, "--dataset-name", book, "--max-steps", "4", "--distributed",
                "--batch-size", "2", "--checkpoint-freq", "2"]
-    _, (code, output) = run_ranks(command, [tmp_path] * 2)
+    _, (code, output) = run_ranks(command, [tmp_path] * 2, KILLED="rank 0")
     assert code == 3 and output.endswith("último punto de control: checkpoints/ckpt-00000002.pt\n"), output
+
+
+@pytest.mark.parametrize("killed", ["rank 0", "torchrun"])
+def test_what_dies_in_the_last_save_under_torchrun(killed, book, tmp_path):
+    """Rank 0: the others, who agree on their weights in some steps only, save them. torchrun, and its store with it:
+    that is a signal like another, though the steps are all done."""
+    (tmp_path / "killed.py").write_text(KILLED_AS_IT_SAVES)
+    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}",
+               tmp_path / "killed.py", *SMALL, "--dataset-name", book, "--max-steps", "4", "--distributed",
+               "--batch-size", "2", "--checkpoint-freq", "2", "--sync", "diloco", "--sync-every", "2"]
+    _, output = run(command, tmp_path, KILLED=killed)
+    if killed == "rank 0":
+        assert "ha muerto sin decir por qué" in output
+        assert "último punto de control: checkpoints/ckpt-00000004.pt" in output, output
+    else:
+        assert "Detenido por una señal en el paso 4; último punto de control: checkpoints/ckpt-00000004.pt" in output
+        assert "error:" not in output and not (tmp_path / "gpt2_spanish.pth").exists(), output
 
 
 @pytest.mark.parametrize("policy, code", [("restart", 0), ("skip", 0), ("stop", 3)])

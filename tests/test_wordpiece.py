@@ -207,6 +207,8 @@ def test_a_folder_with_nothing_but_the_librarys_file(vocab_file, lowercase, stri
     ({"pre_tokenizer": None}, "un BERT .pre_tokenizer.type None."), ({"model": []}, "un BERT .model.type None, "),
     ({"model": {"vocab": {"[PAD]": 0, "[UNK]": 2}}}, "no están numeradas de 0 en adelante"),
     ({"model": {"vocab": ["[PAD]"]}}, "no están numeradas"), ({"model": {"vocab": {"[PAD]": "0"}}}, "no están numer"),
+    ({"added_tokens": [{"content": "[PAD]"}, {"content": "covid"}]}, r"tiene 1 piezas añadidas .*\(covid\), que"),
+    ({"added_tokens": [7]}, "su vocabulario está dañado"),
     ({"model": {"vocab": {"[PAD]": 0}}}, r"al vocabulario WordPiece le falta \[UNK\]")])
 def test_the_librarys_file_of_another_tokenizer_is_refused(change, message, tmp_path):
     document = {**wordpiece.BERT, "model": {**wordpiece.BERT["model"], "vocab": {p: i for i, p in enumerate(SPECIAL)}}}
