@@ -143,6 +143,13 @@ Path(f"oyó.{dist.rank}").write_text(str(request.number))"""
     assert [int((tmp_path / f"oyó.{rank}").read_text()) for rank in range(2)] == [signal.SIGTERM] * 2
 
 
+def test_no_save_is_promised_once_a_rank_is_lost():
+    """torchrun's SIGTERM comes then, too. Each machine has a console of its own."""
+    said = {(local_rank, broken): distributed.Session(local_rank=local_rank, broken=broken).tells_of_signals()
+            for local_rank in (0, 1) for broken in (False, True)}
+    assert [place for place, tells in said.items() if tells] == [(0, False)]
+
+
 def test_slurm_variables(tmp_path):
     variables = {"SLURM_NTASKS": 1, "SLURM_PROCID": 0}
     code, output = run([DOCTOR], tmp_path, **variables)
