@@ -23,9 +23,10 @@ class Fp16(Exact):
 
     method = "fp16"
 
-    def __init__(self, dist):
+    def __init__(self, dist, precision):
         super().__init__(dist)
-        self.setting = {"method": self.method, "processes": dist.world_size}
+        self.setting = {"method": self.method, "processes": dist.world_size,
+                        "precision": precision.name}  # what is kept is in units of the scale of fp16's losses
         self.run, self.kept = name_run(dist), None
 
     def wrap(self, model):

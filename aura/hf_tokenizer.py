@@ -47,6 +47,9 @@ class HuggingFaceTokenizer:
             raise UserError(f"el tokenizer.json no es válido ({first_line(problem)})") from problem
         self._tokenizer.encode_special_tokens = True
         self._ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        if len(set(self._ids.values())) < len(self._ids):  # the library numbers an added piece by how many there are
+            raise UserError("en el tokenizer.json dos piezas tienen el mismo número, porque los de su vocabulario no "
+                            "son seguidos; indique otro tokenizador")
         self.vocab_size = max(self._ids.values()) + 1
         roles = _roles(self._document)
         self.eos_id, self.pad_id = self._ids[roles["eos"]], self._ids[roles["pad"]]

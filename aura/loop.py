@@ -277,8 +277,8 @@ def _evaluate_owed(progress, evaluate, request, reporter, dist):
     """Make the evaluation that an earlier stop cut short, and log the row of its step again, complete. Returns 0, or
     the signal that cut it short once more."""
     found, stop = evaluate_unless_stopped(evaluate, request, dist)
-    progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
     if not stop:
+        progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
         progress.owed = None
     return stop
 
@@ -332,8 +332,8 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
         return None
     skips = policy.nan_policy == "skip" or policy.nan_policy == "restart" and _too_late_to_begin_anew(
         run, policy, checkpointer)
-    if skips and known.step - progress.recovered > GOOD_STEPS:
-        progress.faults = 0  # restart goes back to the last checkpoint each time: there only a new one is an advance
+    if (skips or sync.weights) and known.step - progress.recovered > GOOD_STEPS:
+        progress.faults = 0  # restart else goes back to the last checkpoint, and only a new one is an advance
     # At the end no step is left to learn again what the last checkpoint lacks: what has been learnt since is kept.
     at_the_end = progress.step == policy.max_steps and not sync.weights
     learnt = known.step > progress.recovered + 1

@@ -313,7 +313,7 @@ def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, uni
         return DiLoCo(dist, module, args.sync_every, lr, momentum)
     if method == "fp16":
         dist.print("Sincronización fp16: los gradientes viajan con la mitad de los bytes.")
-        return Fp16(dist)
+        return Fp16(dist, precision)
     return sync.Exact(dist)
 
 

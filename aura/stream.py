@@ -94,6 +94,11 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
         return model, float(dataset.validation_threshold(corpus, val_fraction))
 
     model, threshold = dist.broadcast_tree(dist.made_on_main(on_main))
+    sources = dist.gather_objects(corpus.fingerprint())
+    if others := [rank for rank, source in enumerate(sources) if source != sources[0]]:
+        raise agreed(UserError, f"el corpus {corpus.name!r} no es el mismo en el rango 0 y en el {others[0]}: sus "
+                                "ficheros tienen otros nombres o tamaños; cópielos de nuevo, o use --no-stream, que "
+                                "los prepara y los envía")
     return Streamed(corpus, tokenizers.from_bytes(model.numpy().tobytes()), threshold)
 
 

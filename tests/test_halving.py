@@ -5,7 +5,9 @@ import torch
 import torch.distributed as c10d
 
 from aura import halving, sharding
+from aura.distributed import Session
 from aura.halving import Halved
+from aura.loop import Precision
 from tests.test_diloco import together
 
 SIZES = (700, 3000, 64, 5000, 1)
@@ -206,3 +208,9 @@ def test_what_is_limited_adds_up_to_something_finite(size):
 
 def test_with_what_was_kept_it_goes_on_bit_for_bit(runs):
     assert torch.equal(*runs[0]["continued"])
+
+
+def test_what_another_precision_has_kept_is_not_taken_over():
+    """fp16's is multiplied by the scale of its losses."""
+    settings = [halving.Fp16(Session(), Precision(name, torch.device("cpu"))).setting for name in ("fp16", "fp32")]
+    assert settings[0] != settings[1]

@@ -409,6 +409,38 @@ def test_nans_far_apart_are_skipped_to_the_end(tmp_path, shards):
             checkpoint_freq=0, log_interval=0).go()
 
 
+def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():
+    def abandon(request):
+        raise loop.Abandoned
+
+    progress, request = loop.Progress(step=3, owed={"loss": 1.0}), SimpleNamespace(number=15)
+    reporter = SimpleNamespace(log=lambda step, **row: rows.append(row))
+    for evaluate, stop in ((abandon, 15), (lambda request: {"val_loss": 0.5}, 0)):
+        rows = []
+        assert loop._evaluate_owed(progress, evaluate, request, reporter, Session()) == stop
+        assert rows == ([] if stop else [{"loss": 1.0, "val_loss": 0.5}]) and (progress.owed is None) == (not stop)
+
+
+@pytest.mark.parametrize("apart", [loop.GOOD_STEPS + 1, loop.GOOD_STEPS])
+def test_who_goes_back_to_agreed_weights_needs_no_checkpoint_to_count_anew(apart):
+    run = SimpleNamespace(progress=loop.Progress(), sync=SimpleNamespace(weights=[torch.zeros(1)]))
+    policy, keeper = loop.Policy(max_steps=9 * apart, micro_tokens=1), SimpleNamespace(has_any=lambda: False)
+    reporter = SimpleNamespace(event=lambda step, text: events.append(step))
+    events, steps = [], [apart * time for time in range(1, 4)]
+
+    def recover():
+        for run.progress.step in steps:
+            known = SimpleNamespace(step=run.progress.step, trouble="pérdida nan")
+            assert loop._recover(run, known, policy, keeper, reporter, Session(), None) is None
+
+    if apart > loop.GOOD_STEPS:
+        recover()
+    else:
+        with pytest.raises(TrainingFault, match="por 3.ª vez"):
+            recover()
+    assert events == steps[:3 if apart > loop.GOOD_STEPS else 2]
+
+
 def test_endless_nans_stop_even_when_every_step_saves(tmp_path, shards):
     with pytest.raises(TrainingFault, match="3.ª vez"):
         Run(folder(tmp_path, "a"), shards, spoil=set(range(5, 99)), checkpoint_freq=1).go()

@@ -388,6 +388,16 @@ def test_a_kept_tokenizer_that_is_damaged_names_the_way_out(folder, tmp_path):
     assert opened().sha256 == whole
 
 
+def test_ranks_that_would_read_different_texts_are_refused(folder, tmp_path):
+    class Two(Session):
+        def gather_objects(self, value):
+            return [value, "f" * 64]
+
+    with pytest.raises(UserError, match="no es el mismo en el rango 0 y en el 1: .* use --no-stream") as found:
+        stream.open_stream(corpus.open_corpus(str(folder)), tmp_path / "Data", Two(), vocab_size=330)
+    assert found.value.same_everywhere
+
+
 def test_a_tokenizer_that_cannot_be_kept_is_one_line(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

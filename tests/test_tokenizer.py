@@ -234,6 +234,15 @@ def test_a_folder_says_which_tokens_have_a_role(tokenizer, tmp_path):
     assert load(tmp_path).sha256 == tokenizer.sha256
 
 
+def test_two_pieces_of_one_number_are_refused(tmp_path):
+    """The end token that is added would be the last piece of a vocabulary with gaps."""
+    library = pytest.importorskip("tokenizers")
+    pieces = dict(zip("abcdef", (0, 1, 2, 3, 5, 6), strict=True))
+    library.Tokenizer(library.models.BPE(vocab=pieces, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="dos piezas tienen el mismo número"):
+        load(tmp_path / "tokenizer.json")
+
+
 def test_the_older_pair_of_files(tmp_path):
     document = json.loads(byte_level(tmp_path, "otro.json").read_text("utf-8"))
     (tmp_path / "vocab.json").write_text(json.dumps(document["model"]["vocab"]))
