@@ -391,9 +391,10 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
 
 
 def group_peak(dist, precision):
-    """Peak FLOP/s of all the group's devices (see report.peak_flops), None when it is not known for certain."""
-    peak = report.peak_flops(backend.device_name(dist.device), precision.name)
-    return peak and peak * dist.world_size
+    """Peak FLOP/s of all the group's devices (see report.peak_flops), None when one is not known for certain; to be
+    called on all ranks."""
+    peaks = dist.gather_objects(report.peak_flops(backend.device_name(dist.device), precision.name))
+    return None if None in peaks else sum(peaks)
 
 
 def make_policy(args, steps, micro_tokens, **intervals):

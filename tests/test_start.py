@@ -346,4 +346,9 @@ def test_a_warmup_that_outlasts_the_run_is_told(capsys, given, steps, named):
 
 def test_the_peak_of_a_group_is_that_of_all_its_cards(monkeypatch):
     monkeypatch.setattr(backend, "device_name", lambda device: "NVIDIA L4")
-    assert start.group_peak(Session(world_size=3), SimpleNamespace(name="bf16")) == 3 * 121e12
+    bf16, peaks = SimpleNamespace(name="bf16"), [None, 312e12]
+    assert start.group_peak(Session(), bf16) == 121e12
+    monkeypatch.setattr(Session, "gather_objects", lambda self, value: [value, value, *peaks])
+    assert start.group_peak(Session(), bf16) is None
+    del peaks[0]
+    assert start.group_peak(Session(), bf16) == 2 * 121e12 + 312e12
