@@ -511,9 +511,9 @@ class Checkpointer:
             raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
                             f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
 
-    def say_if_room_is_short(self, size, steps):
+    def say_if_room_is_short(self, size, steps, own=0):
         """Tell when rank 0's disk has no room for what saves of `size` bytes at these steps come to: those that stay,
-        and the last one before the oldest goes."""
+        and the last one before the oldest goes. own: bytes of what rank 0 writes for itself with each; two stay."""
         if not self.dist.main:
             return
         there = {step_of(path) for path in found(self.directory)}
@@ -521,10 +521,11 @@ class Checkpointer:
         older, newest = every[:-self.keep - 1], every[-self.keep - 1:]
         more = len(newest) + sum(1 for step in older if self.keep_every and step % self.keep_every == 0) - len(there)
         free = shutil.disk_usage(self.directory).free
-        if free < more * size:
+        owns = min(3, len(steps) + len(found(self.own))) - len(found(self.own)) if own else 0
+        if free < more * size + owns * own:
             self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber {more} "
-                            f"puntos de control más, de {size / 1e9:.2f} GB: libere espacio o baje --keep-checkpoints, "
-                            "o se parará cuando no quepa el siguiente.")
+                            f"puntos de control más, de {(size + own) / 1e9:.2f} GB: libere espacio o baje "
+                            "--keep-checkpoints, o se parará cuando no quepa el siguiente.")
 
 
 def _origin_of(path):

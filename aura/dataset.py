@@ -381,11 +381,11 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
 
 
 class _Progress:
-    """A bar over the bytes of the source, or over the tokens where those are what ends the work; where the console is
-    not a terminal, a line now and then instead."""
+    """A bar over the bytes of the source that will be read, or over the tokens where those are not known; where the
+    console is not a terminal, a line now and then instead."""
 
     def __init__(self, corpus, max_tokens, note):
-        self.corpus, self.note = corpus, note
+        self.corpus, self.max_tokens, self.note = corpus, max_tokens, note
         self.by_tokens = corpus.total_bytes is None or (corpus.source["kind"] == "muestra" and max_tokens is not None)
         self.total = max_tokens if self.by_tokens else corpus.total_bytes
         self.bar = tqdm(total=self.total, unit="tok" if self.by_tokens else "B", unit_scale=True, desc="Preparando",
@@ -395,6 +395,9 @@ class _Progress:
     def advance(self, tokens_written):
         """Show that `tokens_written` tokens are done."""
         position = tokens_written if self.by_tokens else self.corpus.progress
+        if self.max_tokens and not self.by_tokens:  # they may be enough before the source ends
+            wanted = round(position * max(1, self.max_tokens / max(1, tokens_written)))
+            self.bar.total = self.total = max(1, min(self.corpus.total_bytes, wanted))
         self.bar.set_postfix_str(f"{tokens_written / 1e6:.1f} M tokens", refresh=False)
         self.bar.update(position - self.bar.n)
         now = time.monotonic()

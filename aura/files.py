@@ -107,8 +107,9 @@ def lock(path, shared=False):
 @contextlib.contextmanager
 def building(final):
     """A new folder beside `final` to make it in (see put_in_place), removed at the end where it is still there. As long
-    as it is locked nobody takes it for abandoned, on whatever machine or in whatever container."""
-    final = Path(final)
+    as it is locked nobody takes it for abandoned, on whatever machine or in whatever container. Where `final` is a
+    link, that is beside what it leads to, perhaps on another disk."""
+    final = Path(os.path.realpath(final))
     partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     partial.mkdir()
     descriptor = None
@@ -123,8 +124,9 @@ def building(final):
 
 
 def put_in_place(partial, final):
-    """Rename a whole folder; an older one of that name is moved out of the way first and removed last."""
-    final = Path(final)
+    """Rename a whole folder; an older one of that name, or that a link of that name leads to, is moved out of the way
+    first and removed last."""
+    final = Path(os.path.realpath(final))
     for _ in range(ATTEMPTS):
         old = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         with contextlib.suppress(FileNotFoundError):

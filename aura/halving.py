@@ -31,6 +31,7 @@ class Fp16(Exact):
 
     def wrap(self, model):
         self.model = Halved(model, self.dist, self.kept)
+        self.kept = None  # copied, and as large as the gradients
         return self.model
 
     def state(self):

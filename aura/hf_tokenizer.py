@@ -79,13 +79,13 @@ class HuggingFaceTokenizer:
         """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for special tokens. None where tokens do
         not tell, as in WordPiece, where no token holds the spaces."""
         model = self._document["model"]
-        if model.get("type") == "WordPiece":
+        if model.get("type") in ("WordPiece", "WordLevel") or model.get("end_of_word_suffix"):
             return None
         byte_level = "ByteLevel" in _types(self._document["decoder"])
         added = {token["content"]: token["special"] for token in self._document["added_tokens"]}
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for token, number in self._ids.items():
-            if added.get(token) or token == model.get("unk_token"):
+            if added.get(token) or token == model.get("unk_token") or number == model.get("unk_id"):
                 continue
             if model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", token):
                 sizes[number] = 1

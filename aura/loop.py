@@ -160,6 +160,9 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
         if progress.owed is not None:
             with clock.phase("evaluate"), run.as_delivered():
                 stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
+            if progress.step >= policy.max_steps and not stop:  # no later checkpoint will tell that it is made
+                with clock.phase("save"), sync.agreed():
+                    checkpointer.save(progress.step, run.state(policy), own=sync.own_state())
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
             checkpointer.poll()
@@ -183,16 +186,18 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
 
             trouble = _apply(optimizer, precision.scaler, gradients, policy.micro_tokens * share, loss, norm,
                              policy.grad_clip)
-            if trouble and policy.nan_policy == "restart":
+            last = progress.step == policy.max_steps
+            if trouble and policy.nan_policy == "restart" and not last:  # at the end nothing would be learnt again
                 sync.retreat()
 
-            last = progress.step == policy.max_steps
             ended = last or loader.epoch_ended
             evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
             sampled = sample is not None and (last or _due(progress.step, policy.sample_interval))
             saved = last or _due(progress.step, policy.checkpoint_freq)
             settle = ended or evaluated or sampled or saved or progress.step == 1
             faulty, gave_up = False, None
+            if evaluated:  # should a rank be lost before that, what the others save leaves it to the next start
+                progress.owed = {}
             for known in sync.advance(progress.step, trouble, clock, settle=settle, last=last):
                 stop = max(stop, known.stop)
                 progress.tokens += int(known.count)
@@ -211,12 +216,12 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
 
             metrics = {"lr": lr, "grad_norm": norm, "stall_s": stalled, **_measured(progress, loader, dist.device)}
             if evaluated:
+                progress.owed = {**metrics, "total_seconds": spent + time.perf_counter() - begun}
                 with clock.phase("evaluate"), run.as_delivered():
                     found, asked = evaluate_unless_stopped(evaluate, request, dist)
                 metrics, stop = metrics | found, max(stop, asked)
+                progress.owed = progress.owed if asked else None
             progress.seconds = spent + time.perf_counter() - begun
-            if evaluated and asked:
-                progress.owed = {**metrics, "total_seconds": progress.seconds}
             if evaluated or ended or _due(progress.step, policy.log_interval) or progress.step == 1:
                 with clock.phase("save"):
                     progress.logged = reporter.log(progress.step, total_seconds=progress.seconds,
@@ -335,7 +340,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     if (skips or sync.weights) and known.step - progress.recovered > GOOD_STEPS:
         progress.faults = 0  # restart else goes back to the last checkpoint, and only a new one is an advance
     # At the end no step is left to learn again what the last checkpoint lacks: what has been learnt since is kept.
-    at_the_end = progress.step == policy.max_steps and not sync.weights
+    at_the_end = known.step == policy.max_steps
     learnt = known.step > progress.recovered + 1
     progress.faults, progress.recovered = progress.faults + 1, progress.step
     times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
@@ -345,7 +350,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
         if skips and _finite(run):
             return fault
         raise fault
-    if skips or at_the_end and learnt and _finite(run):
+    if skips or at_the_end and (sync.weights or learnt and _finite(run)):
         reporter.event(known.step, f"{known.trouble}: se salta este paso")
         return None
     progress.lr_scale *= 0.5

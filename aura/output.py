@@ -16,7 +16,7 @@ import aura
 from aura import tokenizer as tokenizers
 from aura.checkpoint import read, save_file
 from aura.errors import TrainingFault, UserError
-from aura.files import explain, path_called, remove_partials, write_bytes, write_json
+from aura.files import explain, path_called, remove_partials, set_aside, write_bytes, write_json
 
 DESCRIPTION = "model_config.json"  # in a folder of one model
 
@@ -42,17 +42,21 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     """Write the weights to --output and, beside them, what another program needs: configuration and tokenizer.
 
     model.pth -> model.json, model.tokenizer.model (or .json); in a folder of one model, `description` and
-    tokenizer.model. named: the checkpoint to go on from. used: as used() gives it. Raises TrainingFault when the disk
-    refuses.
+    tokenizer.model. named: the checkpoint to go on from. used: as used() gives it. The model of another run is moved
+    aside. Raises TrainingFault when the disk refuses.
     """
     path, beside = Path(args.output), _beside(args, description)
-    vocabulary = path.with_name(tokenizer.file_name) if description else path.with_suffix(f".{tokenizer.file_name}")
-    try:
-        other_run(args, description)  # raises for one that has ended since this one began
+    named_as = path.with_name if description else lambda name: path.with_suffix(f".{name}")
+    vocabulary = named_as(tokenizer.file_name)
+    try:  # raises for another model that has ended since this one began
+        other = other_run(args, description)
     except UserError as problem:
         raise TrainingFault(f"no se pudo guardar el modelo: {problem}, y repita la orden con él, que lo guardará; "
                             f"{named}") from problem
     try:
+        if other:
+            moved = set_aside([path, beside, *(named_as(name) for name in tokenizers.NAMES)], path.parent)
+            print(f"Aviso: el modelo que había en {path}, de otra ejecución, se ha movido a {moved}.")
         for each in (path, vocabulary, beside):
             remove_partials(each.parent, each.name)
         save_file(path, weights)

@@ -134,15 +134,18 @@ class Reporter:
 
         def write():
             if step == self.again:
-                self._write_table([*(old for old in read_table(self.table) if int(old["step"]) < step), row])
+                rows = read_table(self.table)
+                for before in rows:
+                    row.update({key: text for key, text in before.items() if text and before["step"] == row["step"]})
+                self._write_table([*(before for before in rows if int(before["step"]) < step), row])
             else:
                 with open(self.table, "a", newline="", encoding="utf-8") as file:
                     writer = csv.DictWriter(file, COLUMNS)
                     if not file.tell():  # somebody removed it while the run is on
                         writer.writeheader()
                     writer.writerow(row)
-            for key, value in values.items():
-                self.board.add_scalar(key, value, step)
+            for key in row.keys() - {"step"}:
+                self.board.add_scalar(key, float(row[key]), step)
 
         written = self._write(write)
         self.say(self._line(step, values))

@@ -64,8 +64,10 @@ def _check_places(args, dist, folder, description=None):
     if not folder and Path(args.output).suffix not in ("", ".pth", ".pt"):  # what lies beside it is named by the rest
         raise UserError(f"--output {args.output!r}: el nombre debe acabar en .pth o .pt")
     if dist.main and (other := other_run(args, description)):
+        fate = "lo reemplazará: para conservar los dos, indique otro --output" if folder else \
+            "tomará su lugar: aquel se moverá a una carpeta al lado"
         dist.print(f"Aviso: --output {args.output!r} tiene el modelo de otra ejecución, la de --checkpoint-dir "
-                   f"{str(other)!r}, y el de esta lo reemplazará: para conservar los dos, indique otro --output.")
+                   f"{str(other)!r}, y el de esta {fate}.")
 
 
 def tune_allocator(device, sparing):
@@ -268,6 +270,9 @@ def _require_same(state, path, constants, earlier=()):
     """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
     has rank 0's, so all of them find it and one tells. earlier: as require_resumable() takes it."""
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
+    data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
+    if now and data and data != now:
+        way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
     try:
         theirs, ours = state["config"], constants["config"]
         if theirs.keys() != ours.keys():
@@ -374,18 +379,20 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
     """Cut or wrap the module and put back what a checkpoint has of the run, to be called on all ranks; returns a Ready.
     batch, unit: as make_sync takes them. same_data: as resume() takes it."""
     size = checkpoint.size_of(module, args.ema)
-    checkpointer.require_room(size)
     sharding.shard(module, optimizer, dist, precision.dtype)
     average = Average(module, args.ema)
     planned = args.max_steps or args.epochs * loader.steps_per_epoch
     trained = module.compiled() if args.compile else module
     synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
+    size += sync.FILE_BYTES.get(synced.method, 0) * module.config.parameters()
+    own = sync.OWN_FILE_BYTES.get(synced.method, 0) * module.config.parameters()
+    checkpointer.require_room(size + own)
     run = loop.Run(module, optimizer, precision, loader, average, synced)
     resume(args, dist, checkpointer, run, same_data)
     steps, fewer = length(args, dist, loader, run.progress)
     say_if_only_rising(args, dist, steps - fewer)
     freq = args.checkpoint_freq or steps
-    checkpointer.say_if_room_is_short(size, [*range(run.progress.step // freq * freq + freq, steps, freq), steps])
+    checkpointer.say_if_room_is_short(size, [*range(run.progress.step // freq * freq + freq, steps, freq), steps], own)
     synchronise(dist, module, synced)
     return Ready(synced.wrap(trained), run, steps, fewer)
 

@@ -16,6 +16,8 @@ from aura.errors import UserError, agreed
 METHODS = ("ddp", "fp16", "diloco")
 DETAILS = ("sync_every", "sync_lr", "sync_momentum")  # of diloco
 DEVICE_BYTES = {"fp16": 4, "diloco": 12}  # of each parameter, besides weights, gradients and the optimiser's
+FILE_BYTES = {"diloco": 4}  # of each parameter in a checkpoint: state()
+OWN_FILE_BYTES = {"fp16": 4, "diloco": 9}  # and beside it on rank 0: own_state()
 SYNC_EVERY = 56  # 1/224 of ddp's bytes: 1 byte a weight in so many steps, not 4 in each
 SYNC_LR, SYNC_MOMENTUM = 0.7, 0.9  # of DiLoCo's outer step, as published
 FEW_AGREEMENTS = 100  # fewer, and smaller batches are worth their cost: docs/wsl2.md

@@ -345,6 +345,18 @@ def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch,
     assert f"quedan 35.00 GB y llegará a haber {more} puntos" in told if more else not told
 
 
+@pytest.mark.parametrize("steps, own, there, told", [((1,), 24, 0, False), ((1,), 26, 0, True), ((1, 2), 8, 0, True),
+                                                     ((1, 2), 8, 2, False), ((1, 2, 3, 4), 0, 0, True)])
+def test_what_rank_0_writes_for_itself_takes_room_too(tmp_path, monkeypatch, capsys, steps, own, there, told):
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=3)
+    keeper.own.mkdir()
+    for step in range(there):
+        checkpoint.path_of(keeper.own, step).touch()
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=35e9))
+    keeper.say_if_room_is_short(10**10, steps, own * 10**9)
+    assert ("libere espacio" in capsys.readouterr().out) == told
+
+
 def test_every_nth_stays_beside_the_newest(tmp_path):
     keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=1, keep_every=10,
                                      names=checkpoint.Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt"))

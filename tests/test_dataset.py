@@ -76,6 +76,15 @@ def test_max_tokens_is_exact(book, tmp_path):
     assert found.tokens("train") + found.tokens("val") == 5001
 
 
+@pytest.mark.parametrize("most, total", [(None, 4000), (500, 1000), (100_000, 4000)])
+def test_how_much_of_the_text_is_left_to_prepare_is_told_by_what_will_be_read(most, total):
+    source = SimpleNamespace(total_bytes=4000, source={"kind": "ficheros"}, progress=200)
+    progress = dataset._Progress(source, most, print)
+    progress.advance(100)
+    assert progress.total == progress.bar.total == total
+    progress.bar.close()
+
+
 def test_text_that_ends_before_any_of_it_is_for_training_names_the_way_out(tmp_path):
     first = next(text for text in map(str, range(100)) if dataset.document_share(text) < 0.5)
     source = tmp_path / "libro.jsonl"

@@ -450,6 +450,20 @@ def test_the_command_to_try_a_model_with_may_be_pasted(model, tokenizer, tmp_pat
     assert said == ["Pruébelo:", "python", "-m", "aura.generate", "--checkpoint", str(path), "--prompt", "En un lugar"]
 
 
+def test_a_model_of_another_run_that_came_to_its_place_meanwhile_is_moved_aside(model, tokenizer, tmp_path, capsys):
+    data, progress = SimpleNamespace(meta={"name": "libro"}, sha256="0"), SimpleNamespace(step=1, tokens=1)
+    kept = None
+    for run, moved in (("a", False), ("a", False), ("b", True)):
+        args = SimpleNamespace(output=str(tmp_path / "m.pth"), checkpoint_dir=str(tmp_path / run))
+        output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})
+        assert ("de otra ejecución, se ha movido a" in capsys.readouterr().out) == moved
+        kept = kept or {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    [aside] = tmp_path.glob("anterior-*")
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == kept
+    assert kept.keys() == {"m.pth", "m.json", "m.tokenizer.model"} and output.read_output(aside / "m.pth")
+    assert output.written_by(tmp_path / "m.json")[1] == tmp_path / "b"
+
+
 def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "ckpt-00000001.pt")
     state = checkpoint.read(path)

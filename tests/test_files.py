@@ -164,6 +164,18 @@ def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch, races):
     assert (tmp_path / "a" / "x").read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_folder_on_another_disk_stays_there(tmp_path):
+    (tmp_path / "disk/data").mkdir(parents=True)
+    (tmp_path / "data").symlink_to(tmp_path / "disk/data")
+    (tmp_path / "disk/data/old").touch()
+    with files.building(tmp_path / "data") as partial:
+        assert partial.parent == tmp_path / "disk"
+        (partial / "new").touch()
+        files.put_in_place(partial, tmp_path / "data")
+    assert (tmp_path / "data").is_symlink() and [path.name for path in (tmp_path / "disk/data").iterdir()] == ["new"]
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["data"]
+
+
 def test_a_name_that_cannot_be_taken_leaves_the_old_folder(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(FileNotFoundError):

@@ -262,15 +262,17 @@ def test_a_stop_asked_for_in_an_evaluation_leaves_it_to_the_next_start(tmp_path,
     progress, stopped = run.go(evaluate=evaluate).result
     assert stopped == signal.SIGTERM and progress.step == 3 and 6 <= len(seen) < 16
     assert run.keeper.load("auto")["progress"]["step"] == 3
-    assert [row["val_loss"] for row in report.read_table(tmp_path / "a" / "train.csv")] == ["", "", ""]
+    before = report.read_table(tmp_path / "a" / "train.csv")
+    assert [row["val_loss"] for row in before] == ["", "", ""]
     words, other = {"eval_interval": 3, "max_steps": steps}, {"evaluate": lambda request: {"val_loss": 0.5}}
     whole = Run(folder(tmp_path, "b"), shards, **words).go(**other)
     for _ in range(2):  # a checkpoint without an evaluation may be resumed twice
         rest = Run(tmp_path / "a", shards, **words).go(resume=True, **other)
-        assert rest.result[1] == 0
+        assert rest.result[1] == 0 and rest.keeper.load("auto")["progress"]["owed"] is None
         rows, all_rows = (report.read_table(tmp_path / name / "train.csv") for name in "ab")
         for name in ("step", "loss", "val_loss", "lr", "grad_norm", "tokens", "epoch"):
             assert [row[name] for row in rows] == [row[name] for row in all_rows]
+        assert rows[:3] == [*before[:2], {**before[2], "val_loss": "0.5"}]
         for path in (tmp_path / "a").glob("ckpt-*.pt"):
             if path.name != "ckpt-00000003.pt":
                 path.unlink()
@@ -407,6 +409,35 @@ def test_nans_far_apart_are_skipped_to_the_end(tmp_path, shards):
     with pytest.raises(TrainingFault, match="3.ª vez"):
         Run(folder(tmp_path, "b"), shards, spoil=near, accum=1, nan_policy="skip", max_steps=max(near) + 1,
             checkpoint_freq=0, log_interval=0).go()
+
+
+@pytest.mark.parametrize("lost_in", ["agreement", "evaluation", "next agreement"])
+def test_what_others_save_when_a_rank_is_lost_owes_the_evaluation_that_was_not_made(tmp_path, shards, monkeypatch,
+                                                                                   lost_in):
+    run, advance = Run(folder(tmp_path, "a"), shards, eval_interval=3), Exact.advance
+    state, lost_at = run.fresh(), {"agreement": 3, "next agreement": 4}.get(lost_in)
+
+    def lose(step=None):
+        if step == lost_at:
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(Exact, "advance", lambda self, step, *words, **options:
+                        lose(step) or advance(self, step, *words, **options))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        run.go(run=state, evaluate=lambda request: lose() or {"val_loss": 0.5})
+    assert state.progress.step == (lost_at or 3)
+    owed = state.progress.owed
+    assert owed == {} if lost_in == "agreement" else owed is None if lost_at else owed["loss"] == state.progress.loss
+
+
+@pytest.mark.parametrize("spoilt, retreats", [(2 * STEPS, 0), (2 * STEPS - 2, 1)])
+def test_a_nan_in_the_last_step_takes_nothing_from_who_agrees_seldom(tmp_path, shards, monkeypatch, spoilt, retreats):
+    run, seen = Run(folder(tmp_path, "a"), shards, spoil={spoilt}), []
+    monkeypatch.setattr(Exact, "weights", list(run.model.parameters()))
+    monkeypatch.setattr(Exact, "retreat", lambda self: seen.append(1))
+    assert run.go().result[0].step == STEPS and len(seen) == retreats
+    told = "se vuelve allí a los pesos acordados" if retreats else "se salta este paso"
+    assert told in (tmp_path / "a" / "events.log").read_text()
 
 
 def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():

@@ -209,7 +209,7 @@ def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monk
                        ('{"arguments": []}', False), ("", False)):
         description.write_text(text)
         start._check_places(args, Session(), folder=False)
-        assert ("--checkpoint-dir 'a'" in capsys.readouterr().out) == told
+        assert ("--checkpoint-dir 'a', y el de esta tomará su lugar" in capsys.readouterr().out) == told
     description.write_text(run % ("a", "m.pth"))
     (tmp_path / "m.pth").unlink()
     start._check_places(args, Session(), folder=False)
@@ -299,6 +299,16 @@ def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(t
         with pytest.raises(UserError, match="con otro tokenizador; ") as found:
             start._require_same(about(theirs), "c.pt", about(b"de ahora"), files_at_hand)
         assert (f"siga con el de antes, --tokenizer {files_at_hand[1]}" in str(found.value)) == named
+
+
+@pytest.mark.parametrize("now, told", [("otros", True), ("libro", False), (None, False)])
+def test_the_data_whose_tokenizer_is_meant_are_named(now, told):
+    before, after = ({"config": {}, "tokenizer": torch.tensor([number], dtype=torch.uint8)} for number in range(2))
+    before["dataset"] = {"name": "libro"}
+    with pytest.raises(UserError, match="con otro tokenizador; ") as found:
+        start._require_same(before, "c.pt", after | ({"dataset": {"name": now}} if now else {}))
+    way_out = "los datos eran 'libro' y ahora son 'otros': indique aquellos, o use las mismas"
+    assert (way_out in str(found.value)) == told
 
 
 def test_other_data_are_refused_where_that_is_asked_for(tmp_path):

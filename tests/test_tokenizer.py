@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import cgroup, corpus, dataset
+from aura import cgroup, corpus, dataset, hf_tokenizer
 from aura import tokenizer as tokenizers
 from aura.errors import UserError
 from aura.tokenizer import from_bytes, load, same_pieces, train
@@ -195,6 +195,22 @@ def test_a_byte_level_tokenizer_receives_what_it_lacks_and_keeps_its_ids(tmp_pat
     assert tokenizer.encode_batch(["Ana", "", "ñ"], threads=1) == [tokenizer.encode(text) for text in ("Ana", "", "ñ")]
     assert not tokenizer.token_bytes()[[tokenizer.eos_id, tokenizer.pad_id]].any()
     assert tokenizer.token_bytes().dtype == np.int64 and len(tokenizer.token_bytes()) == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("model", ["BPE", "WordLevel"])
+def test_pieces_that_do_not_tell_where_the_spaces_are_have_no_sizes(model):
+    pytest.importorskip("tokenizers")
+    of_words = {"BPE": {"merges": [], "end_of_word_suffix": "</w>", "vocab": {"a": 0, "a</w>": 1}},
+                "WordLevel": {"unk_token": "a", "vocab": {"a": 0, "b": 1}}}[model]
+    document = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": {"type": model, **of_words}}
+    assert from_bytes(hf_tokenizer.complete(json.dumps(document), {})).token_bytes() is None
+
+
+def test_what_is_unknown_to_a_unigram_has_no_size():
+    pytest.importorskip("tokenizers")
+    document = {"version": "1.0", "decoder": None,
+                "model": {"type": "Unigram", "unk_id": 1, "vocab": [["ñ", -1.0], ["desconocido", 0.0]]}}
+    assert from_bytes(hf_tokenizer.complete(json.dumps(document), {})).token_bytes()[:2].tolist() == [2, 0]
 
 
 def test_bytes_of_both_kinds_are_told_apart_and_stay_the_same(tokenizer, tmp_path):
