@@ -70,7 +70,7 @@ class DiLoCo:
         self.talk, self.wire = self._connect()
         self.owed = [averaging.nothing_owed(end - begin, dist.world_size)
                      for begin, end in itertools.pairwise(self.cuts)]
-        self.flight, self.messages, self.own = None, deque(), None
+        self.flight, self.messages, self.heard, self.own = None, deque(), [], None
         self.request, self.begun, self.step_s = None, None, deque(maxlen=every)
         self.flight_s = deque(maxlen=FRAGMENTS)
 
@@ -118,17 +118,19 @@ class DiLoCo:
                 self._depart(self.due[step % self.every])
             if last:
                 self._finish()
-            known, settle = [], settle or last
+            settle = settle or last
             while self.messages and (settle or len(self.messages) > LAG):
-                known.append(self._hear(*self.messages[0]))
+                self.heard.append(self._hear(*self.messages[0]))
                 self.messages.popleft()  # heard: one that a lost rank keeps from it stays
-                settle = settle or known[-1].stop
+                settle = settle or self.heard[-1].stop
             if settle and self.flight:  # or another rank would wait for this one's half through an evaluation
                 self.flight.average.share()
+        known, self.heard = self.heard, []
         return known
 
     def unheard(self):
-        return self.dist.world_size * int(sum(count for _, count, *_ in self.messages))
+        waiting = self.dist.world_size * sum(count for _, count, *_ in self.messages)
+        return int(waiting + sum(known.count for known in self.heard))
 
     def retreat(self):
         """Put the agreed weights in place of this rank's own."""

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import threading
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from aura import averaging, diloco
 from aura.averaging import BLOCK, pack, unpack
 from aura.clock import Clock
 from aura.diloco import DiLoCo
-from aura.distributed import is_communication_error
+from aura.distributed import Session, is_communication_error
 from aura.signals import StopRequest
+from aura.sync import Known
 from tests.support import run_ranks
 
 RATE = 0.01  # of every process's own AdamW
@@ -449,6 +451,24 @@ def test_the_two_directions_between_ranks_have_a_connection_each(runs, size):
     for number, rank in enumerate(runs[size]):
         for group, to_others in rank["nobody"]["sent"]:
             assert not any(count for other, count in enumerate(to_others) if (other > number) != (group == 0))
+
+
+def test_no_token_is_forgotten_where_a_rank_is_lost_between_two_messages():
+    synced = DiLoCo.__new__(DiLoCo)
+    synced.dist, synced.every, synced.due = Session(world_size=2), 9, {}
+    synced.begun = synced.flight = None
+    synced.messages, synced.heard = deque((step, 10, None, None) for step in range(1, 4)), []
+
+    def hear(step, *_):
+        if step == 2:
+            raise RuntimeError("gloo: Connection closed by peer")
+        return Known(step, 1.0, 15.0, 0)
+
+    synced._tell, synced._hear, synced._own_if_alone = lambda *_: None, hear, contextlib.nullcontext
+    assert synced.unheard() == 60
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        advance(synced, 3, settle=True)
+    assert synced.unheard() == 15 + 2 * 20
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 7])
