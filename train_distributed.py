@@ -83,6 +83,9 @@ def check_arguments(args):
     if Path(args.output).resolve() == Path(args.model).resolve():
         raise UserError(f"--output {args.output!r} es la carpeta de --model, cuyos pesos se perderían: indique otra "
                         "--output")
+    if Path(args.output).resolve() == Path(args.checkpoint_dir, "best").resolve():
+        raise UserError(f"--output {args.output!r} es donde se guarda el mejor modelo por pérdida de validación, y se "
+                        "perdería: indique otra --output")
     room = args.max_len - args.question_len - 3  # [CLS] question [SEP] context [SEP]
     sizes = f"--max-len {args.max_len} con --question-len {args.question_len}"
     if room < 1:
@@ -104,7 +107,7 @@ def read_task(args, dist):
     if not train or not validation:
         raise UserError(f"--dataset {args.dataset!r}: quedan {len(train)} preguntas para entrenar y {len(validation)} "
                         "para validar; hacen falta de ambas")
-    tokenizer, module = read_model(args, train, dist)
+    tokenizer, module, checksum = read_model(args, train, dist)
     if args.max_len > module.config.seq_len:
         raise UserError(f"--max-len {args.max_len}: el modelo solo tiene {module.config.seq_len} posiciones; indique "
                         f"--max-len {module.config.seq_len} o menos")
@@ -118,12 +121,12 @@ def read_task(args, dist):
                for parts in (trained + validated, trained, validated))
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
     return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.strip_accents, tokenizer.pad_id,
-                         Path(args.dataset).name, *digests, len(train), *windows, module, validation)
+                         Path(args.dataset).name, *digests, len(train), *windows, checksum, module, validation)
 
 
 def read_model(args, train, dist):
-    """(WordPiece, QuestionAnswering with its weights) of --model. Random weights learn their vocabulary from the
-    questions they will train on."""
+    """(WordPiece, QuestionAnswering with its weights, their checksum) of --model. Random weights learn their vocabulary
+    from the questions they will train on, and have no checksum."""
     if args.model in RANDOM:
         folder, config = None, bert.PRESETS[args.model.partition(":")[2]]
         texts = (text for example in train for text in (example.question, example.context))
@@ -139,9 +142,10 @@ def read_model(args, train, dist):
     if args.dropout is not None:
         config = replace(config, dropout=args.dropout, attention_dropout=args.dropout)
     module = bert.QuestionAnswering(config).init_weights(args.seed)
-    if folder is not None:
-        dist.print(f"Pesos de {folder}: {pretrained.load_weights(module, folder / pretrained.WEIGHTS)}.")
-    return tokenizer, module
+    if folder is None:
+        return tokenizer, module, None
+    dist.print(f"Pesos de {folder}: {pretrained.load_weights(module, folder / pretrained.WEIGHTS)}.")
+    return tokenizer, module, start.checksum(module.bert)  # without the head, which may be fresh
 
 
 def answer_loss(model, batch):
@@ -164,7 +168,8 @@ def train(args, dist, task, clock):
         weights = {name: tensor.to("cpu", copy=True) for name, tensor in module.state_dict().items()}
     optimizer = optim.adamw(module, args.lr, args.weight_decay, betas=(0.9, 0.999))
     loader = finetune.make_loader(args, dist, task)
-    checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.train_sha256, task.vocabulary)
+    checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.train_sha256, task.vocabulary,
+                                           begun_with=task.checksum)
     ready = start.make_ready(args, dist, module, optimizer, precision, loader, checkpointer, answer_loss,
                              finetune.any_batch(args, dist, task), unit="muestras")
     run, steps, first = ready.run, ready.steps, ready.run.progress.step

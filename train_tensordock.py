@@ -16,7 +16,21 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from aura import backend, cli, corpus, dataset, distributed, optim, plan, pretrain, recall, report, start, tokenizer
+from aura import (
+    backend,
+    cli,
+    corpus,
+    dataset,
+    distributed,
+    ops,
+    optim,
+    plan,
+    pretrain,
+    recall,
+    report,
+    start,
+    tokenizer,
+)
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
 from aura.files import explain, set_aside
@@ -91,7 +105,7 @@ def build_parser():
                         help="si falta memoria, sigue con un lote menor y más acumulación")
     cost = parser.add_argument_group("plan")
     cost.add_argument("--dry-run", action="store_true", help="muestra el plan y termina")
-    cost.add_argument("--target-hours", type=cli.number(float, above=0), default=72.0, metavar="HORAS",
+    cost.add_argument("--target-hours", type=cli.number(float, above=0, high=1e6), default=72.0, metavar="HORAS",
                       help="en cuántas horas debe acabar")
     cost.add_argument("--gpu", metavar="NOMBRE",
                       help="con --dry-run: planifica para esta GPU, por ejemplo \"NVIDIA A100-SXM4-80GB\"")
@@ -144,6 +158,9 @@ def complete(args, card, note):
     the vocabulary that is planned; the data decide the true one."""
     if (args.vocab_size or 0) > MOST_PIECES:
         raise UserError(f"{flag('vocab_size')} {args.vocab_size}: indique {MOST_PIECES} piezas o menos")
+    if args.attention == "reference":
+        raise UserError("--attention reference sirve para comprobar las otras, y guarda mucho más de lo que el plan "
+                        "cuenta: use auto, sdpa o fused")
     if args.preset == "auto":
         args.preset, why = choose_preset(args, card)
         note(f"Preset: {args.preset}, {why}.")
@@ -189,7 +206,7 @@ def find_card(args, device):
 
 def job_of(args, config, card):
     """What the arguments, once complete, ask of a device."""
-    fused = args.attention == "fused" or card.type == "cpu" and args.attention == "auto"
+    fused = ops.expects_kernels(args.attention, card.type, card.precision, config.n_embd // config.n_head)
     return plan.Job(config, args.batch_size, args.grad_accum, args.grad_checkpointing, card.precision, args.optimizer,
                     card.type, fused, args.ema > 0, saves=True)
 

@@ -8,6 +8,7 @@ what fails here takes nothing away from a run on the CPU.
 """
 
 import ctypes
+import itertools
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ LEAST_CAPABILITY = (8, 0)  # Ampere: mma.sync of bfloat16, cp.async
 OUTPUT = "cuda.so"
 ISA, LEAST_ISA = "AURA_CUDA_ISA", "sm_80"
 USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
+LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")  # before a compiler in $CXX; nvcc calls the compiler itself
 # What nvcc consists of in pip, from CUDA 13 on. Not named, the last two come in a newer version, which nvcc refuses.
 PIP_PACKAGES, LEAST_PIP_MAJOR = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt"), 13
 
@@ -131,7 +133,8 @@ def ninja_file(nvcc, compiler, capability):
     compiler and adds its own headers. The CUDA runtime is the one that torch brings, by way of libc10_cuda."""
     torch_here = extension.find_torch()
     headers, libraries = torch_here.folder / "include", torch_here.folder / "lib"
-    command = [str(nvcc), "-ccbin", compiler[0]]
+    host, *flags = list(itertools.dropwhile(lambda word: Path(word).name in LAUNCHERS, compiler)) or compiler
+    command = [str(nvcc), "-ccbin", host, *itertools.chain.from_iterable(("-Xcompiler", flag) for flag in flags)]
     every = [*command, "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
     kernel = [*every, "-std=c++17", *architecture(capability)]
     plain = [*every, extension.cxx_standard(torch_here), "-isystem", str(headers)]

@@ -358,6 +358,7 @@ def session(args, before_group=None):
             if before_group is None:
                 rendezvous.require_all(peers, place, dist.timeout)
                 rendezvous.require_same(peers)
+                _require_reachable(peers)
                 rendezvous.warn_of_other_code(dist, peers)
             _settle(dist, place, peers)
             if before_group is None or before_group(dist, place, peers):
@@ -468,15 +469,29 @@ def is_communication_error(problem):
     return isinstance(problem, c10d.DistError) or any(mark in str(problem) for mark in marks)
 
 
+def _require_reachable(peers):
+    """Raise UserError for what would keep processes that have met from connecting to each other."""
+    if problem := placement.one_address(peers):
+        raise agreed(UserError, problem)
+    if (name := os.environ.get("GLOO_SOCKET_IFNAME")) and (problem := placement.interface_problem(name)):
+        raise UserError(problem)
+
+
 def _settle(dist, place, peers):
     """Set the environment variables, the network interface and the device of this process, and watch rank 0's where it
     is on this machine."""
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size), LOCAL_RANK=str(place.local_rank))
     name = placement.interface_towards(place, peers)
+    hidden = None if "GLOO_SOCKET_IFNAME" in os.environ else placement.hidden_address(
+        peers, place.rank, place.master_port)
     if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         if name != "lo":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    if hidden:
+        dist.print_each(f"Aviso: {hidden}, la dirección de esta máquina para las demás, no es la primera de su "
+                        "interfaz de red, y gloo usa la primera: si los procesos no consiguen conectarse entre sí, "
+                        "quite la otra, o dé como --master-addr (o MASTER_ADDR) una dirección de la red de la primera.")
     dist.device = backends.local_device(place.local_rank)
     if not dist.main and 0 in peers and peers[0].get("start"):  # an earlier version does not say
         dist.first = watch(peers[0]["pid"], peers[0]["start"])

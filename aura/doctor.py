@@ -20,7 +20,7 @@ MARGIN_SECONDS = 5  # how much longer the others wait for what rank 0 has gather
 PEER_SECONDS = 3  # that the survey of the network takes for each machine
 ATTEMPTS = 3  # at measuring a slow rank: a program that ran beside it once is no trouble yet
 # With one of these no group can be formed, or none that lasts.
-STOP = {"world-size", "missing", "silent", "port", "interface"}
+STOP = {"world-size", "missing", "silent", "port", "interface", "same-address"}
 LOG_FOLDER = "./logs"
 WIDTH = 120
 KINDS = {"wifi": "Wi-Fi", "cable": "cable", "loopback": "", "virtual": "virtual", None: ""}
@@ -123,7 +123,8 @@ class Examination:
     def _lost_rank_0(self, topic):
         self.alone = True
         who = named([0], self.peers) if 0 in self.peers else "rango 0"
-        return PeerLost(f"el {who} dejó de contestar ({topic}): mire en su máquina si el proceso sigue en marcha")
+        return PeerLost(f"el {who} dejó de contestar ({topic}): mire en su máquina si el proceso sigue en marcha, y si "
+                        "la red pierde los paquetes grandes (ping -M do -s 1472 DIRECCIÓN)")
 
     # ---- Before there is a group ------------------------------------------------------------------------------------
 
@@ -151,8 +152,9 @@ class Examination:
         missing = sorted(set(range(dist.world_size)) - self.present)
         if missing:
             self.findings.append(verdict.missing(missing, self.peers, place, self.timeout))
+        self.findings += verdict.one_address(self.peers)
         self._compare_facts(place)
-        if self.kinds().isdisjoint({"missing", "silent"}):
+        if self.kinds().isdisjoint({"missing", "silent", "same-address"}):
             self.dist.print("Se mide la red entre las máquinas.")
             self._measure_network()
         self.group_started = self.kinds().isdisjoint(STOP)

@@ -231,7 +231,7 @@ def find_compiler() -> list[str]:
         except (ValueError, IndexError):
             raise Unavailable(f"CXX={name!r} no es la orden de un compilador; corríjala o quítela") from None
         if path:
-            return [path, *command[1:]]
+            return [os.path.abspath(path), *command[1:]]  # ninja runs it in another folder
     raise Unavailable(f"no se encuentra un compilador de C++ ({', '.join(names)}); instale g++ o defina CXX")
 
 
@@ -270,7 +270,8 @@ def digest(parts: object) -> str:
 
 def _build_root() -> Path:
     try:
-        return Path(os.environ.get("AURA_BUILD_DIR") or Path.home() / ".cache" / "aura")
+        given = os.environ.get("AURA_BUILD_DIR")
+        return Path(given).expanduser() if given else Path.home() / ".cache" / "aura"
     except RuntimeError:  # a user without a name, as services and containers have them
         raise Unavailable("no se sabe cuál es su carpeta personal; defina HOME o AURA_BUILD_DIR") from None
 
@@ -427,7 +428,13 @@ def _import_file(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_file_location(MODULE, str(path), loader=loader)
     module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except ImportError as problem:
+        if "failed to map segment" not in str(problem):
+            raise
+        raise Unavailable(f"{path} está en un disco del que no se puede ejecutar nada (noexec); defina AURA_BUILD_DIR "
+                          "con otra carpeta") from problem
     sys.modules[MODULE] = module
     return module
 

@@ -118,16 +118,21 @@ def _network(place, peers, device):
     addresses = placement.interface_addresses()
     alone = len({peer["address"] for peer in peers.values()}) == 1
     variables = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if device.type == "cuda" else [])]
-    wrong = [[variable, os.environ[variable], os.environ[variable] in addresses] for variable in variables
-             if name and variable in os.environ and not _carries(os.environ[variable], name, addresses, alone)]
+    given = {variable: os.environ[variable] for variable in variables if name and variable in os.environ}
+    wrong = [[variable, value, value in addresses] for variable, value in given.items()
+             if not _carries(variable, value, name, addresses, alone)]
     return {"interface": name, "wrong": wrong, **(links.interface_facts(name) if name else {})}
 
 
-def _carries(value, name, addresses, alone):
-    """Whether traffic towards the others can go over the interfaces of the variable's `value`, as NCCL reads it: names
-    or their beginnings; with ^ all others, with = the whole name. On one machine any interface will do."""
+def _carries(variable, value, name, addresses, alone):
+    """Whether traffic towards the others can go over the interfaces of the variable's `value`, as gloo reads its own,
+    whole names that must all be there, or NCCL: names or their beginnings; with ^ all others, with = the whole name. On
+    one machine any interface will do."""
     mark, words = value[:1], value.lstrip("^=").split(",")
     wanted = addresses if alone else [name]
+    if variable.startswith("GLOO"):
+        words = value.split(",")
+        return addresses.keys() >= set(words) and any(there in words for there in wanted)
     if mark == "^":
         return not all(there.startswith(tuple(words)) for there in wanted)
     return any(there in words or (mark != "=" and there.startswith(tuple(words))) for there in wanted)

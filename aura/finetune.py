@@ -35,7 +35,8 @@ class Task:
     """What a run works on, the same on every rank. module, examples (the validation questions): on rank 0 alone, None
     elsewhere. vocabulary: the bytes of vocab.txt. dataset: its name. sha256: of all windows, the same wherever figures
     can be compared; train_sha256, validation_sha256: of each part, since a training may go on with other validation
-    questions, for which its best model so far does not count. questions: how many to train on."""
+    questions, for which its best model so far does not count. questions: how many to train on. checksum: of the weights
+    that were read, None where they are random."""
 
     config: bert.BertConfig
     vocabulary: bytes
@@ -49,6 +50,7 @@ class Task:
     questions: int
     train: squad.Features
     validation: squad.Features
+    checksum: int | None = None
     module: bert.QuestionAnswering | None = None
     examples: list | None = None
 

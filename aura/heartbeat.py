@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aura import cgroup, sensors
@@ -39,7 +39,8 @@ class Beat:
     """What one rank said last. phase: start, compute, data, communication, save, evaluate or end; phase_s: seconds in
     it without getting any further. memory, memory_total: bytes, of the card on CUDA, of this process and the machine
     otherwise. time: when it was said (Unix time there); received: when rank 0 took a new one from another machine (Unix
-    time at rank 0), None for what this machine's own ranks wrote. pids: the pid_namespace() that gave the pid. started:
+    time at rank 0) or, on a disk shared with that, when its file was written; None for what this machine's own ranks
+    wrote. pids: the pid_namespace() that gave the pid. started:
     its processes.start_of()."""
 
     run: str
@@ -80,6 +81,8 @@ def read(log_dir):
         if NAME.fullmatch(path.name):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                 beat = sensors.typed(json.loads(path.read_text(encoding="utf-8")), Beat)
+                if beat.received is None and beat.host != socket.gethostname():  # on a shared disk, whose clock is one
+                    beat = replace(beat, received=path.stat().st_mtime)
                 beats.append((float(_heard(beat)), beat))
     newest = max(beats, key=lambda pair: pair[0], default=(0, None))[1]
     return sorted((beat for _, beat in beats if beat.run == newest.run), key=lambda beat: beat.rank)

@@ -123,7 +123,8 @@ def complete(model, config):
     for role, names in (("eos", EOS_NAMES), ("pad", PAD_NAMES)):
         wanted = config.get(f"{role}_token")
         wanted = wanted.get("content") if isinstance(wanted, dict) else wanted
-        known = [name for name in (roles.get(role), str(wanted), *names) if name in ids]
+        wanted = wanted if isinstance(wanted, str) else None  # "None" is a word, and a piece of many vocabularies
+        known = [name for name in (roles.get(role), wanted, *names) if name in ids]
         found = [name for name in known if role == "eos" or name != roles["eos"]]
         roles[role] = found[0] if found else names[0]
         _make_special(document, ids, roles[role])

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from aura import console, waiting
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
+from aura.files import explain
 from aura.signals import ORDERLY, die_with_parent, ignored
 
 LISTENED = "AURA_LAUNCHER"  # the name of this launch, for processes whose standard error the launcher reads
@@ -59,12 +60,21 @@ def run_rank(command):
     torchrun = os.getppid()
     die_with_parent(signal.SIGTERM, torchrun)()
     tell(pid=os.getpid(), attempt=int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
-    child = subprocess.Popen([sys.executable, "-u", *command], stderr=subprocess.PIPE, start_new_session=True,
-                             preexec_fn=die_with_parent(signal.SIGKILL, os.getpid()))
+    try:
+        child = subprocess.Popen([sys.executable, "-u", *command], stderr=subprocess.PIPE, start_new_session=True,
+                                 preexec_fn=die_with_parent(signal.SIGKILL, os.getpid()))
+        relay = threading.Thread(target=relay_errors, args=(child.stderr,), daemon=True)
+        relay.start()
+    except (OSError, RuntimeError) as problem:  # RuntimeError: no thread is to be had
+        if child is not None:
+            child.kill()
+        why = explain(problem) if isinstance(problem, OSError) else "el sistema no da más hilos"
+        send(f"{os.environ['RANK']} error: no se pudo arrancar el script ({why}): suba ese límite, también el del "
+             "contenedor si lo hay, o use menos procesos\n")
+        tell(code=EXIT_BAD_INPUT)
+        return EXIT_BAD_INPUT
     if told:
         child.send_signal(told[-1])
-    relay = threading.Thread(target=relay_errors, args=(child.stderr,), daemon=True)
-    relay.start()
     code = child.wait()
     heard = len(told)
     with contextlib.suppress(ProcessLookupError):
@@ -81,7 +91,7 @@ def run_rank(command):
 
 def relay_errors(stream):
     """Pass on what the script writes to its standard error, each line or redrawn line marked with the rank."""
-    for line in io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline=""):
+    for line in io.TextIOWrapper(stream, encoding=sys.stderr.encoding, errors="replace", newline=""):
         for start in range(0, len(line), PIECE):
             piece = line[start:start + PIECE]
             send(f"{os.environ['RANK']} {piece}" + ("" if piece.endswith(("\n", "\r")) else "\n"))
@@ -187,6 +197,8 @@ class Launch:
         rank = self.ranks[number]
         rank.last = line.strip() or rank.last
         if line.startswith("error: "):
+            if rank.error:  # it was not the last
+                self.warn(f"[rango {number}] " * (number > 0) + f"error: {rank.error}")
             rank.error = line[len("error: "):].strip()
         else:
             self.warn(f"[rango {number}] " * (number > 0) + line, end="")
@@ -205,6 +217,10 @@ class Launch:
             return
         self.ranks[rank].code = code
         self.ended.append(rank)
+        if not self.asked and any(other.code and other.code not in STOPPED for other in self.ranks.values()):
+            for other in self.ranks.values():  # nobody saves for long now: torchrun, which stops them, has set a limit
+                if other.code in STOPPED:
+                    send_signal(other.pid, signal.SIGTERM)
         for other in self.ranks.values() if code else ():
             other.outstayed |= other.code is None and is_running(other.pid)
         if not code and self.ranks[rank].error:
@@ -239,9 +255,10 @@ class Launch:
         """One line that says why a rank failed."""
         rank = self.ranks[number]
         killer = {int(one): one.name for one in signal.Signals}.get(rank.code - EXIT_SIGNAL_BASE)
-        why = rank.error or (f"lo mató la señal {killer}" if killer else rank.last or "terminó sin decir por qué")
-        if killer == "SIGKILL":
-            why += " (si no fue usted, faltó memoria: dmesg lo dice)"
+        why = rank.error or ("" if killer else rank.last or "terminó sin decir por qué")
+        if killer:
+            hint = " (si no fue usted, faltó memoria: dmesg lo dice)" * (killer == "SIGKILL")
+            why = f"lo mató la señal {killer}{hint}" + f"; antes dijo: {why}" * bool(why)
         return f"rango {number} (máquina {socket.gethostname()}): {why} (código {rank.code})"
 
     def saved(self, culprit):

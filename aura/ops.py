@@ -54,6 +54,20 @@ def use(choice="auto", device="cpu"):
     return choice
 
 
+def expects_kernels(choice, device_type, precision, width):
+    """Whether use(choice) will give our kernels the tensors of a model whose attention heads are so wide, as far as can
+    be told before anything is built. With auto a GPU may do without."""
+    if device_type != "cpu":
+        return choice == "fused"
+    if precision == "fp16" or width > KERNEL_WIDTH or choice not in ("auto", "fused"):
+        return False
+    try:
+        extension.require_buildable()
+    except extension.Unavailable:
+        return choice == "fused"  # which use() refuses
+    return True
+
+
 @contextlib.contextmanager
 def using(choice, device="cpu"):
     """use(choice, device) for the length of a block."""

@@ -64,7 +64,8 @@ def adafactor(model, lr, weight_decay):
 
     Decay of the second moment 1 - step^-0.8 and clipping threshold 1 are the paper's (sections 7.2 and 6). The step is
     max(eps2, RMS of the weights) * lr (section 8); eps2 = 1 lifts it above the weights' own size, so that lr is the
-    size of a step, as it is for AdamW. eps1 keeps squares from 0: small enough not to reach the gradients of billions
+    size of a step, as it is for AdamW; torch keeps it below 1 / sqrt(step), which for the rates of the presets is after
+    more steps than anybody takes. eps1 keeps squares from 0: small enough not to reach the gradients of billions
     of weights whose norm is 1, large enough for its square to be a float32. foreach would need a copy of all weights.
     """
     return torch.optim.Adafactor(_groups(model, weight_decay), lr=lr, beta2_decay=-0.8, eps=(1e-16, 1.0), d=1.0,

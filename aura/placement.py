@@ -137,11 +137,13 @@ def _checked(found, source):
 def address_problem(address):
     """What is wrong with how the address of machine 0 is written, as a phrase with the way out; None where nothing is.
     gloo takes the first address of an interface, which is the IPv4 one."""
+    way_out = "ponga la dirección IPv4 de la máquina 0, por ejemplo 192.168.1.10"
+    if address.strip("[]") in ("0.0.0.0", "::"):
+        return f"{address!r} significa «todas las direcciones», y nadie puede conectarse a ella: {way_out}"
     if ":" not in address or address.strip("[]") == "::1":
         return None
     if re.fullmatch(r"[^:]+:\d+", address):
         return f"{address!r} lleva un puerto: escríbalo aparte, en --master-port (o MASTER_PORT)"
-    way_out = "ponga la dirección IPv4 de la máquina 0, por ejemplo 192.168.1.10"
     try:
         ipaddress.IPv6Address(address.strip("[]"))
     except ValueError:
@@ -154,9 +156,13 @@ def name_problem(name, own):
     this machine. On another, 127.x or localhost, given as such, is a rehearsal and fine."""
     way_out = "ponga la IP de la máquina 0"
     try:
-        found = socket.getaddrinfo(name, None)[0][4][0]
+        every = socket.getaddrinfo(name, None)
     except (OSError, UnicodeError):  # UnicodeError: two dots side by side
         return f"{name!r} no se resuelve en esta máquina: {way_out}"
+    found = next((address[0] for kind, *_, address in every if kind == socket.AF_INET), None)
+    if found is None:
+        return None if name.strip("[]") == "::1" else \
+            f"{name!r} solo tiene aquí una dirección IPv6, y entre máquinas se habla IPv4: {way_out}"
     # Debian resolves a machine's own name so.
     itself = not own and found.startswith("127.") and name not in (found, "localhost")
     return f"{name!r} es aquí {found}, esta misma máquina: {way_out}" if itself else None
@@ -234,6 +240,38 @@ def interface_mtu(name):
 def interface_of(address):
     """The name of the network interface that carries the IPv4 `address`; None where the system does not tell."""
     return next((name for name, carried in interface_addresses().items() if carried == address), None)
+
+
+def interface_problem(name):
+    """None when gloo finds the interfaces of GLOO_SOCKET_IFNAME here, whole names with commas between them, else why
+    not, as a phrase with the way out."""
+    present = [present for _, present in socket.if_nameindex()]
+    wrong = [word for word in name.split(",") if word not in present]
+    return wrong and (f"GLOO_SOCKET_IFNAME={name}: {wrong[0]!r} no es ninguna interfaz de red de esta máquina "
+                      f"({', '.join(present)}); ponga su nombre entero, o quite la variable (unset GLOO_SOCKET_IFNAME)"
+                      ) or None
+
+
+def one_address(peers):
+    """What is wrong where two machines have the same address, each in a network of its own, as a phrase with the way
+    out; None where nothing is. Processes of one machine have one too, and it was started once (processes.boot)."""
+    first = {}
+    for rank, peer in sorted(peers.items()):
+        address, boot = peer["address"] or "127.", (peer.get("start") or "").split(" ")[0]
+        other, theirs = first.setdefault(address, (rank, boot))
+        if boot and theirs and boot != theirs and not address.startswith("127."):
+            return (f"los rangos {other} y {rank} ({peers[other]['host']} y {peer['host']}) están en máquinas "
+                    f"distintas y tienen la misma dirección, {address}: es de una red interna de cada una (Docker, "
+                    "NAT), por la que no se ven; use --network host, o red en puente si son máquinas virtuales")
+    return None
+
+
+def hidden_address(peers, rank, port):
+    """This machine's address for the others where it is not the first of its interface, and so not the one that gloo
+    takes; else None, also where the system does not tell. peers, port: as address_among() takes them."""
+    address = address_among(peers, rank, port)
+    carried = interface_addresses().values()
+    return address if carried and address and not address.startswith("127.") and address not in carried else None
 
 
 def interface_towards(place, peers):

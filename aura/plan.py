@@ -28,9 +28,10 @@ SHORTEST = 128  # tokens of context below which alternatives() does not go
 LARGEST_BATCH = 65_536  # the batch size above which it does not look either
 # Assumed, not derived. CONTEXT: on a GPU, CUDA's context with the libraries' kernels and cuBLAS's workspace; on a CPU,
 # the interpreter with torch. FRAGMENTS: the share of all the rest that the allocator (torch's caching one, on a CPU the
-# C library's) may lose to fragmentation.
+# C library's) may lose to fragmentation; SCATTERED: on a CPU with torch's own operations and all activations kept.
 CONTEXT = {"cuda": 1.0e9, "cpu": 0.4e9}
 FRAGMENTS = {"cuda": 0.04, "cpu": 0.15}
+SCATTERED = 0.5
 
 PARTS = {"weights": "pesos", "copies": "copias de los pesos en 16 bits", "gradients": "gradientes",
          "optimizer": "optimizador", "average": "media de los pesos (EMA)", "copy": "copia para guardar",
@@ -270,13 +271,15 @@ def phases(job):
                       "copies": sizes.copies},
         "step": {"gradients": sizes.weights, "optimizer": update},
     }
+    scattered = job.device_type == "cpu" and not job.fused and not job.grad_checkpointing
+    fragments = SCATTERED if scattered else FRAGMENTS[job.device_type]
     for parts in found.values():
         parts["weights"] = sizes.weights
         parts["average"] = sizes.weights if job.ema else 0
         parts["optimizer"] = parts.get("optimizer", 0) + state
         if job.saves and job.device_type == "cpu":
             parts["copy"] = parts["weights"] + state + parts["average"]
-        parts["reserve"] = CONTEXT[job.device_type] + FRAGMENTS[job.device_type] * sum(parts.values())
+        parts["reserve"] = CONTEXT[job.device_type] + fragments * sum(parts.values())
     return {phase: {part: round(parts.get(part, 0)) for part in PARTS} for phase, parts in found.items()}
 
 

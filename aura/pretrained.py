@@ -60,10 +60,10 @@ def find(name, note=print):
     path = path_called(name, f"--model {name!r}")
     if path.is_dir():
         return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    plain, _, revision = name.partition("@")
+    if path.exists() or name.startswith((".", "/", "~")) or plain.count("/") > 1:
         raise UserError(f"--model {name!r}: no es una carpeta con {HELD}, ni un nombre del Hub; --model "
                         "random:tiny no necesita ningún fichero")
-    plain, _, revision = name.partition("@")
     revision = revision or REVISIONS.get(plain)
     try:
         from huggingface_hub import snapshot_download
@@ -135,7 +135,9 @@ def read_tensors(path):
     try:
         tensors = load_file(path)
     except FileNotFoundError as problem:
-        raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors") from problem
+        raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors, en un fichero: si están "
+                        "de otra forma, transformers los escribe así con AutoModelForQuestionAnswering.from_pretrained("
+                        "CARPETA).save_pretrained(OTRA)") from problem
     except (SafetensorError, OSError, ValueError, RuntimeError) as problem:  # safetensors says why in English
         raise UserError(f"--model: {str(path)!r} está incompleto, no se puede leer o no es un fichero safetensors: "
                         "cópielo otra vez") from problem
@@ -169,7 +171,7 @@ def load_weights(module, path):
                          "coma flotante de 16, 32 y 64 bits")
             continue
         same = len({part.shape[1:] for part in parts}) == 1 and parts[0].dim() > 0
-        whole = torch.cat(parts) if same else parts[-1]
+        whole = (torch.cat(parts) if same else parts[-1]).float()
         if whole.shape != parameter.shape:
             wrong.append(f"{theirs[0]} es {list(whole.shape)} y el modelo espera {list(parameter.shape)}")
         elif not torch.isfinite(whole).all():
@@ -197,6 +199,7 @@ def save_folder(folder, weights, config, vocabulary, lowercase, strip_accents=No
     remove_partials(folder)
     write_bytes(folder / VOCABULARY, vocabulary)
     write_json(folder / "tokenizer_config.json", {"do_lower_case": lowercase, "strip_accents": strip_accents,
+                                                  "model_max_length": config.seq_len,
                                                   "tokenizer_class": "BertTokenizer"})
     write_json(folder / CONFIG, {"architectures": ["BertForQuestionAnswering"], "model_type": "bert",
                                  "hidden_act": "gelu", "pad_token_id": vocabulary.split(b"\n").index(b"[PAD]"),

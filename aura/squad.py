@@ -462,8 +462,8 @@ def _n_best(example, windows, found, n_best):
 
 
 def _text(context, start, end):
-    """A part of the context, with the accents that follow its last letter: a normalised token ends before them."""
-    while end < len(context) and unicodedata.combining(context[end]):
+    """A part of the context, with the marks that follow its last letter: a normalised token ends before them."""
+    while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1
     return context[start:end]
 

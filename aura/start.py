@@ -289,6 +289,10 @@ def _require_same(state, path, constants, earlier=()):
                 if _bytes_of(file) == theirs:
                     way_out = f"si el texto ha cambiado, siga con el de antes, --tokenizer {file}; si no, {way_out}"
             raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
+        theirs, ours = (each.get("begun_with") for each in (state, constants))
+        if theirs and ours and theirs != ours:
+            raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
+                         "indique aquellos, otra --checkpoint-dir, o --resume none para empezar de cero")
     except KeyError as problem:
         raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem})") from problem
 
@@ -344,10 +348,15 @@ def synchronise(dist, module, synced):
 
 def _same_everywhere(dist, module):
     """Whether the weights are bit for bit the same on all ranks."""
+    return len(set(dist.gather_objects(checksum(module)))) == 1
+
+
+def checksum(module):
+    """CRC-32 of all weights of a module."""
     total = 0
     for parameter in module.parameters():
         total = zlib.crc32(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), total)
-    return len(set(dist.gather_objects(total))) == 1
+    return total
 
 
 @dataclass
@@ -365,10 +374,10 @@ class Ready:
         return lambda step: function(step - self.fewer, self.steps - self.fewer)
 
 
-def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=None):
+def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=None, begun_with=None):
     """What saves a run, with what it is about in each checkpoint. dataset: its name. vocabulary: the tokenizer as
-    bytes."""
-    constants = {**_about(config, vocabulary), "arguments": plain_arguments(args),
+    bytes. begun_with: the checksum of the weights of --model, None where there are none."""
+    constants = {**_about(config, vocabulary), "arguments": plain_arguments(args), "begun_with": begun_with,
                  "dataset": {"name": dataset, "sha256": sha256}, "versions": versions()}
     return checkpoint.Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, checkpoint.cpu_copy(constants),
                                    names=names, keep_every=args.keep_every, background=True)

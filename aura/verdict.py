@@ -202,7 +202,14 @@ def missing(ranks, peers, place, timeout):
 def silent(ranks, peers, stage, limit):
     """Ranks that stopped answering."""
     return Finding("silent", named(ranks, peers), f"sin respuesta en {limit:g} s (fase: {stage})",
-                   "mire en su máquina si el proceso está parado o bloqueado, y si la red sigue en pie")
+                   "mire en su máquina si el proceso está parado o bloqueado, y si la red sigue en pie y no pierde los "
+                   "paquetes grandes (ping -M do -s 1472 DIRECCIÓN)")
+
+
+def one_address(peers):
+    """Machines that have the same address, each in a network of its own: [Finding] or []."""
+    problem = placement.one_address(peers)
+    return [Finding("same-address", "red", *problem.split("; ", 1))] if problem else []
 
 
 def group(votes, peers, facts):

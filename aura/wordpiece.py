@@ -184,6 +184,9 @@ def load(path):
     else:
         vocab = _read_vocab(file)  # first, as its message says best why a folder cannot be entered
         config = _read_object(file.with_name("tokenizer_config.json"))
+        if config.get("tokenize_chinese_chars") is False:
+            raise UserError(f"{str(file)!r}: su tokenizer_config.json pide tokenize_chinese_chars false, y aquí cada "
+                            "ideograma es una palabra; indique una carpeta con otro tokenizador")
     lowercase = config.get("do_lower_case")
     if lowercase is None:
         lowercase = all(piece == piece.lower() for piece in vocab if not piece.startswith("["))

@@ -176,6 +176,7 @@ def test_what_is_saved_is_read_by_transformers_and_by_us(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
     theirs, info = BertForQuestionAnswering.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert theirs.config.pad_token_id == 1, "where the vocabulary has it"
+    assert json.loads((tmp_path / "m" / "tokenizer_config.json").read_text())["model_max_length"] == TINY.seq_len
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens, types, lengths, mask, _ = batch()
     expected = theirs.eval()(input_ids=tokens, token_type_ids=types, attention_mask=mask.long()).start_logits
@@ -210,6 +211,7 @@ def replaced(folder, **changes):
     ({"bert__embeddings__word_embeddings__weight": torch.zeros(98, 32)}, "[98, 32] y el modelo espera [97, 32]"),
     ({"bert__encoder__layer__1__output__dense__bias": None}, "falta bert.encoder.layer.1.output.dense.bias"),
     ({"qa_outputs__bias": torch.tensor([1.0, torch.nan])}, "qa_outputs.bias tiene valores que no son números finitos"),
+    ({"qa_outputs__bias": torch.tensor([1e300, 1.0], dtype=torch.float64)}, "qa_outputs.bias tiene valores que no son"),
     ({"qa_outputs__bias": torch.tensor([1, 2])}, "qa_outputs.bias tiene valores int64"),
     ({"bert__encoder__layer__0__attention__self__query__bias": torch.ones(32).to(torch.float8_e4m3fn)},
      "query.bias tiene valores float8_e4m3fn"),
@@ -320,6 +322,8 @@ def test_a_name_of_the_hub_brings_only_what_is_needed_of_the_revision_asked_for(
         assert {file.name for file in found.iterdir()} == {"config.json", "vocab.txt", "model.safetensors"}
         assert not any("pytorch_model" in path for _, path in hub.requests)
         assert not loaded(found)[1].new
+        code, output = run(["-c", ask.format("owner/bert@refs/pr/5")], tmp_path, **environment)
+        assert "Modelo owner/bert del Hub, revisión refs/pr/5..." in output and "responde 404" in output, output
         code, output = run(["-c", ask.format("owner/other")], tmp_path, **environment)
     assert code == 2 and output.splitlines()[-1].startswith("error: --model 'owner/other': el Hub no lo da (el Hub "
                                                                     "responde 404 a http"), output
@@ -341,5 +345,5 @@ def test_whatever_the_hub_says_is_one_line(monkeypatch):
 def test_only_pickled_weights_are_refused(folder):
     path = folder[0] / pretrained.WEIGHTS
     path.rename(path.with_name("pytorch_model.bin"))
-    with pytest.raises(UserError, match="solo de safetensors"):
+    with pytest.raises(UserError, match=r"solo de safetensors, en un fichero: .*\.save_pretrained\(OTRA\)$"):
         loaded(folder[0])

@@ -80,6 +80,15 @@ def test_every_source_is_built_and_linked(nvcc, tmp_path):
     assert "-cudart none" in link  # torch has brought one; pip's toolkit has none to link with
 
 
+@pytest.mark.parametrize("compiler, given", [
+    (["/usr/bin/ccache", "g++", "-m64"], "-ccbin g++ -Xcompiler -m64"), (["/usr/bin/g++"], "-ccbin /usr/bin/g++")])
+def test_nvcc_is_given_the_compiler_and_not_what_calls_it(nvcc, compiler, given):
+    rules = cuda_extension.ninja_file(nvcc, compiler, (8, 6))
+    commands = [line for line in rules.splitlines() if line.startswith("  command = ")]
+    assert len(commands) == 3 and all(f"{nvcc.name}' {given} " in line or f"{nvcc} {given} " in line
+                                      for line in commands), rules
+
+
 @pytest.mark.parametrize("told, said", [
     ("host_config.h:137:2: error: #error -- unsupported GNU version! gcc versions later than 15 are not supported!",
      r"no admite un g\+\+ posterior al 15: .*apt install g\+\+-15\) y defina CXX=g\+\+-15$"),

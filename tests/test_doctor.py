@@ -144,7 +144,17 @@ def test_slurm_nodes_from_which_nobody_came(monkeypatch):
     ("eth0", True), ("eth", True), ("=eth0", True), ("=eth", False), ("eth1", False), ("eth1,eth0", True),
     ("^docker", True), ("^eth", False)])
 def test_interfaces_as_nccl_reads_them(value, carries):
-    assert facts._carries(value, "eth0", {"eth0": "10.0.0.1", "eth1": "10.0.1.1"}, alone=False) is carries
+    here = {"eth0": "10.0.0.1", "eth1": "10.0.1.1"}
+    assert facts._carries("NCCL_SOCKET_IFNAME", value, "eth0", here, alone=False) is carries
+
+
+@pytest.mark.parametrize("value, alone, carries", [
+    ("eth0", False, True), ("eth0,eth1", False, True), ("eth1", False, False), ("eth1", True, True),
+    ("eth", True, False),
+    ("=eth0", False, False), ("^docker", False, False), ("eth0,docker0", False, False)])
+def test_interfaces_as_gloo_reads_them(value, alone, carries):
+    here = {"eth0": "10.0.0.1", "eth1": "10.0.1.1"}
+    assert facts._carries("GLOO_SOCKET_IFNAME", value, "eth0", here, alone) is carries
 
 
 def test_sources_are_the_same_whatever_their_line_ends(tmp_path):

@@ -190,6 +190,33 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
         extension.build_folder("x")
 
 
+def test_a_folder_may_be_given_from_the_home_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AURA_BUILD_DIR", "~/builds")
+    assert extension.build_folder("x") == tmp_path / "builds" / "x"
+
+
+def test_a_compiler_given_from_here_on_is_found_from_elsewhere(monkeypatch, tmp_path):
+    (tmp_path / "cxx").write_text("#!/bin/sh\n")
+    (tmp_path / "cxx").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "./cxx -O2")
+    assert extension.find_compiler() == [str(tmp_path / "cxx"), "-O2"]
+
+
+def test_a_disk_from_which_nothing_is_run_is_called_that(monkeypatch, tmp_path):
+    def refused(loader, module):
+        raise ImportError("x.so: failed to map segment from shared object")
+
+    monkeypatch.delitem(sys.modules, extension.MODULE, raising=False)
+    monkeypatch.setattr(extension, "_mark", lambda *_: extension.WITHOUT_TORCH)
+    monkeypatch.setattr(extension, "_cut_short", lambda path: False)
+    monkeypatch.setattr(extension.importlib.util, "module_from_spec", lambda spec: None)
+    monkeypatch.setattr(extension.importlib.machinery.ExtensionFileLoader, "exec_module", refused)
+    with pytest.raises(extension.Unavailable, match=r"_C.so está en un disco .*\(noexec\); defina AURA_BUILD_DIR"):
+        extension._import_file(tmp_path / "_C.so")
+
+
 @needs_jit
 def test_compile_error_is_told_in_its_own_words(tmp_path, workshop):
     environment, _, _ = workshop

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -261,6 +262,16 @@ def test_age_counts_from_when_it_was_heard(tmp_path):
     values = {**vars(heartbeat.read(tmp_path)[0]), "time": 1000.0}
     assert heartbeat.age(heartbeat.Beat(**values), 1004.0) == 4.0
     assert heartbeat.age(heartbeat.Beat(**{**values, "received": 1003.0}), 1004.0) == 1.0
+
+
+def test_on_a_shared_disk_another_machine_s_clock_does_not_matter(tmp_path, monkeypatch):
+    with heartbeat.beating(tmp_path, Session()):
+        pass
+    [file] = (tmp_path / "heartbeat").glob("rank-*.json")
+    os.utime(file, (5000.0, 5000.0))
+    assert heartbeat.read(tmp_path)[0].received is None
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert heartbeat.read(tmp_path)[0].received == 5000.0
 
 
 def test_reading_takes_no_torch():

@@ -1,6 +1,7 @@
 """launch_distributed.py: the command it composes, what it refuses, real launches, and every way they can end."""
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -339,6 +340,49 @@ def test_of_ranks_that_lost_another_the_one_that_has_saved_is_heard():
     assert group.culprit() == 0 and "ckpt-51.pt" in group.reason(0)
     group.ranks[2].error = "no queda espacio"
     assert group.culprit() == 2
+
+
+def test_an_error_line_that_was_not_the_last_is_shown_and_a_signal_is_told(capsys):
+    group = launch.Launch(2, 0, False)
+    group.ranks = {rank: launch.Rank(1) for rank in range(2)}
+    for text in ("uno", "dos"):
+        group.heard(1, f"error: {text}\n")
+    assert capsys.readouterr().err == "[rango 1] error: uno\n"
+    group.ranks[1].code = 137
+    assert "lo mató la señal SIGKILL (si no fue usted, faltó memoria: dmesg lo dice); antes dijo: dos (" \
+        in group.reason(1)
+
+
+@pytest.mark.parametrize("problem, why", [
+    (BlockingIOError(errno.EAGAIN, "no"), "el sistema no da más hilos ni procesos"),
+    (RuntimeError("can't start new thread"), "el sistema no da más hilos")])
+def test_where_there_is_no_process_to_be_had_that_is_said(monkeypatch, capfd, problem, why):
+    def refuse(*_, **__):
+        raise problem
+
+    before = {number: signal.getsignal(number) for number in signals.ORDERLY}
+    monkeypatch.setattr(launch.subprocess, "Popen", refuse)
+    monkeypatch.setattr(launch, "die_with_parent", lambda *_: lambda: None)
+    for name in (launch.LISTENED, "RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.setenv(name, "1")
+    try:
+        assert launch.run_rank(["work.py"]) == 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    _, said, ended, _ = capfd.readouterr().err.split("\n")
+    assert said.startswith(f"{launch.MARK}1 error: no se pudo arrancar el script ({why}") and '"code": 2' in ended
+
+
+@pytest.mark.parametrize("code, left", [(3, True), (128 + signal.SIGTERM, False)])
+def test_who_stays_after_a_stop_leaves_when_another_has_failed(monkeypatch, code, left):
+    """Nobody asked for one: torchrun stops those that are left, and waits."""
+    sent, group = [], launch.Launch(3, 0, False)
+    monkeypatch.setattr(launch, "send_signal", lambda pid, number: sent.append((pid, number)))
+    group.ranks = {rank: launch.Rank(rank + 1) for rank in range(3)}
+    group.event(rank=1, code=code)
+    group.event(rank=0, code=128 + signal.SIGTERM)
+    assert sent == ([(1, signal.SIGTERM)] if left else [])
 
 
 @pytest.mark.parametrize("written", [True, False])

@@ -320,6 +320,16 @@ def test_without_compiler(tmp_path):
     assert "scaled_dot_product_attention" in described
 
 
+@pytest.mark.parametrize("choice, device, precision, width, buildable, expected", [
+    ("auto", "cpu", "fp32", 64, True, True), ("auto", "cpu", "fp32", 64, False, False),
+    ("fused", "cpu", "bf16", 64, False, True), ("auto", "cpu", "fp16", 64, True, False),
+    ("auto", "cpu", "fp32", 257, True, False), ("sdpa", "cpu", "fp32", 64, True, False),
+    ("auto", "cuda", "bf16", 64, True, False), ("fused", "cuda", "bf16", 64, True, True)])
+def test_what_will_most_probably_have_our_kernels(monkeypatch, choice, device, precision, width, buildable, expected):
+    monkeypatch.setenv("AURA_EXTENSION", "on" if buildable else "off")
+    assert ops.expects_kernels(choice, device, precision, width) is expected
+
+
 def test_importing_builds_and_loads_nothing(tmp_path):
     builds = tmp_path / "builds"
     code, output = python("import sys; import aura.ops, aura.models.gpt; print('aura._C' in sys.modules)", tmp_path,

@@ -1,5 +1,6 @@
 """Who am I: flags, torchrun, SLURM, hand-made variables, in that order."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -80,6 +81,7 @@ def test_hosts_of_a_job():
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "99999"}, ["99999"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h:29500"}, ["'h:29500'", "MASTER_PORT"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1"}, ["'fd00::1'", "IPv4"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "0.0.0.0"}, ["'0.0.0.0' significa"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "http://h"}, ["'http://h' no es una dirección"]),
     ({**SLURM, "SLURM_NTASKS": "dos", "SLURM_JOB_ID": ""}, ["'dos'"]),
 ])
@@ -96,6 +98,39 @@ def test_a_lone_process_needs_no_port_but_a_good_one():
     with pytest.raises(UserError, match="MASTER_PORT.*'abc'"):
         placement.find(alone, {"MASTER_PORT": "abc"})
     assert placement.address_towards("192.168..10", 29500) is None
+
+
+@pytest.mark.parametrize("address, boots, apart", [
+    ("172.17.0.2", "ab", True), ("172.17.0.2", "aa", False), ("127.0.0.1", "ab", False),
+    ("172.17.0.2", ["a", ""], False)])
+def test_machines_of_one_address_are_told(address, boots, apart):
+    peers = {rank: {"host": f"pc{rank}", "address": address, "start": f"{boot} 17"} for rank, boot in enumerate(boots)}
+    peers[2] = {"host": "pc2", "address": "10.0.0.9", "start": "c 9"}
+    problem = placement.one_address(peers)
+    assert problem.startswith("los rangos 0 y 1 (pc0 y pc1) están en máquinas dis") if apart else problem is None
+
+
+@pytest.mark.parametrize("answers, problem", [
+    (["fd00::1"], "'pc0' solo tiene aquí una dirección IPv6"), (["fd00::1", "10.0.0.7"], None),
+    (["::1", "127.0.0.1"], "'pc0' es aquí 127.0.0.1, esta misma máquina")])
+def test_a_name_leads_where_its_ipv4_address_does(monkeypatch, answers, problem):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [
+        (socket.AF_INET6 if ":" in address else socket.AF_INET, 1, 6, "", (address, 0)) for address in answers])
+    found = placement.name_problem("pc0", own=False)
+    assert found.startswith(problem) if problem else found is None
+
+
+def test_gloo_is_given_whole_names_of_interfaces():
+    assert placement.interface_problem("lo") is None
+    for name, wrong in (("l", "'l'"), ("^docker0,lo", "'^docker0'"), ("lo,eth77", "'eth77'")):
+        assert f"GLOO_SOCKET_IFNAME={name}: {wrong} no es ninguna" in placement.interface_problem(name)
+
+
+def test_an_address_that_gloo_does_not_take_is_noticed(monkeypatch):
+    peers = {0: {"address": "10.0.0.1"}, 1: {"address": "10.0.0.2"}}
+    for carried, hidden in (({"eth0": "192.168.5.7"}, "10.0.0.1"), ({"eth0": "10.0.0.1"}, None), ({}, None)):
+        monkeypatch.setattr(placement, "interface_addresses", lambda carried=carried: carried)
+        assert placement.hidden_address(peers, 0, 29500) == hidden
 
 
 def test_interface_towards_loopback():

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import string
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -387,11 +388,14 @@ def test_logits_that_are_no_numbers(examples, found):
     assert lists[examples[0].id] == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
 
 
-def test_an_answer_keeps_the_accent_of_its_last_letter(tokenizer):
-    context = "La region\u0301 mas alta\u0301."
-    example = squad.Example("a", "¿Qué?", context, [("region\u0301", 3)])
+@pytest.mark.parametrize("mark", ["\u0301", "\ufe0f", "\u0940\u0941"])
+def test_an_answer_keeps_the_marks_of_its_last_letter(tokenizer, mark):
+    """An accent, one that chooses how an emoji looks, and a vowel of Hindi: all that normalisation takes away."""
+    marks = "".join(letter for letter in mark if unicodedata.category(letter) == "Mn")
+    context = f"La region{marks} mas alta{marks}."
+    example = squad.Example("a", "¿Qué?", context, [(f"region{marks}", 3)])
     found = squad.features([example], tokenizer)
-    assert squad.predict([example], found, *gold(found))[0] == {"a": "region\u0301"}
+    assert squad.predict([example], found, *gold(found))[0] == {"a": f"region{marks}"}
 
 
 # ---- Evaluation -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What all ranks must have in common before the loop begins."""
 
+import contextlib
 import errno
 import json
 import os
@@ -299,6 +300,15 @@ def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(t
         with pytest.raises(UserError, match="con otro tokenizador; ") as found:
             start._require_same(about(theirs), "c.pt", about(b"de ahora"), files_at_hand)
         assert (f"siga con el de antes, --tokenizer {files_at_hand[1]}" in str(found.value)) == named
+
+
+@pytest.mark.parametrize("theirs, ours, told", [(5, 6, True), (5, 5, False), (None, 6, False), (5, None, False)])
+def test_a_run_that_began_with_other_published_weights_is_not_gone_on_with(theirs, ours, told):
+    before, after = ({"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "begun_with": weights,
+                      "arguments": {"model": "m/qa"}} for weights in (theirs, ours))
+    refused = pytest.raises(UserError, match="c.pt empezó con otros pesos, los de --model 'm/qa': indique aquellos, o")
+    with refused if told else contextlib.nullcontext():
+        start._require_same(before, "c.pt", after)
 
 
 @pytest.mark.parametrize("now, told", [("otros", True), ("libro", False), (None, False)])

@@ -197,6 +197,19 @@ def test_a_byte_level_tokenizer_receives_what_it_lacks_and_keeps_its_ids(tmp_pat
     assert tokenizer.token_bytes().dtype == np.int64 and len(tokenizer.token_bytes()) == tokenizer.vocab_size
 
 
+@pytest.mark.parametrize("config", [{}, {"eos_token": "<|endoftext|>"}, {"eos_token": None, "pad_token": None}])
+def test_a_word_of_the_text_is_no_end_where_none_is_configured(tmp_path, config):
+    import tokenizers as library
+
+    made = library.ByteLevelBPETokenizer()
+    made.train_from_iterator(["None of us"] * 9, vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load(tmp_path)
+    assert "None" in tokenizer.vocabulary() and tokenizer.vocabulary()["<|endoftext|>"] == tokenizer.eos_id
+    assert tokenizer.decode(tokenizer.encode("None of us")) == "None of us"
+
+
 @pytest.mark.parametrize("model", ["BPE", "WordLevel"])
 def test_pieces_that_do_not_tell_where_the_spaces_are_have_no_sizes(model):
     pytest.importorskip("tokenizers")

@@ -210,6 +210,10 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
     ((code, output),) = train(tmp_path, 1, 1, "ddp", "--model", folder / "bert_squad", "--max-steps", 1, "--padding",
                               "fixed")
     assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "other" / "checkpoints")
+    with pytest.raises(UserError, match=f"empezó con otros pesos, los de --model '{folder}/bert_squad': indique aque"):
+        train(tmp_path / "other", 1, 1, "ddp", "--model", runs["fsdp2"][0] / "bert_squad", "--max-steps", 2,
+              "--padding", "fixed")
 
 
 def test_who_is_about_to_replace_the_model_of_another_run_is_told(runs, tmp_path, monkeypatch, capsys):
@@ -285,6 +289,7 @@ def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
 @pytest.mark.parametrize("words, said", [
     (["--max-len", "64", "--question-len", "64"], "no deja sitio al contexto"),
     (["--model", "modelo", "--output", "./x/../modelo"], "--output './x/../modelo' es la carpeta de --model"),
+    (["--output", "c/x/../best", "--checkpoint-dir", "./c"], "--output 'c/x/../best' es donde se guarda el mejor"),
     (["--max-len", "128", "--doc-stride", "128"], "use --doc-stride 61 o menos"),
     (["--model", "random:huge"], "al azar hay random:base"),
     (["--model", "no/hay/nada"], "--model 'no/hay/nada'"),

@@ -370,6 +370,14 @@ def test_what_cannot_be_computed_again_is_named(dry_run):
     assert error.startswith("--gradient-checkpointing: 'bloques' no es una de las opciones selective, full")
 
 
+@pytest.mark.parametrize("given, said", [
+    (("--attention", "reference"), "--attention reference sirve para comprobar las otras, y guarda"),
+    (("--target_hours", 1e308), "--target-hours: 1e+308")])
+def test_what_cannot_be_planned_is_refused(dry_run, given, said):
+    error, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 24, *given)
+    assert error.startswith(said)
+
+
 def test_what_cannot_fit_is_refused_with_the_nearest_that_does(dry_run):
     error, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 24, "--model_preset", "aura-72h-max")
     assert re.match(r"el modelo no cabe .*24\.0 GB.*cabe con --", error)

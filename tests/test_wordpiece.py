@@ -1,5 +1,6 @@
 """Our WordPiece against the `tokenizers` library: ids and offsets, on real text and on what no text should hold."""
 
+import contextlib
 import importlib.util
 import json
 import multiprocessing.dummy
@@ -217,6 +218,13 @@ def test_the_librarys_file_of_another_tokenizer_is_refused(change, message, tmp_
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match=f"tokenizer.json': .*{message}"):
         wordpiece.load(tmp_path)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_tokenizer_that_leaves_ideograms_together_is_refused(tmp_path, asked):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenize_chinese_chars": asked}))
+    with contextlib.nullcontext() if asked else pytest.raises(UserError, match="pide tokenize_chinese_chars false"):
+        wordpiece.load(write(tmp_path, SPECIAL))
 
 
 @pytest.mark.parametrize(("content", "message"), [
