@@ -247,9 +247,10 @@ def interface_problem(name):
     not, as a phrase with the way out."""
     present = [present for _, present in socket.if_nameindex()]
     wrong = [word for word in name.split(",") if word not in present]
-    return wrong and (f"GLOO_SOCKET_IFNAME={name}: {wrong[0]!r} no es ninguna interfaz de red de esta máquina "
-                      f"({', '.join(present)}); ponga su nombre entero, o quite la variable (unset GLOO_SOCKET_IFNAME)"
-                      ) or None
+    if not wrong:
+        return None
+    return (f"GLOO_SOCKET_IFNAME={name}: {wrong[0]!r} no es ninguna interfaz de red de esta máquina "
+            f"({', '.join(present)}); ponga su nombre entero, o quite la variable (unset GLOO_SOCKET_IFNAME)")
 
 
 def one_address(peers):
