@@ -237,6 +237,7 @@ def main():
         require_writable_directory(args.results_dir, "--results-dir")
         task = dist.made_on_main(lambda: read_task(args, dist))
         with heartbeat.beating(args.log_dir, dist) as clock:
+            clock.unit = "muestras"
             return train(args, dist, finetune.share(task, dist), clock)
 
 

@@ -396,7 +396,10 @@ class Checkpointer:
         if lost and self.dist.first_has_left:  # before it had written that one
             path = next(map(str, found(self.directory)), self.loaded)
             return f"último punto de control: {path}" if path else "todavía no había ningún punto de control"
-        return f"último punto de control: {self.last}{', que ya no está ahí' * (lost and self.dist.main)}"
+        machines = self.dist.machines
+        where = ", que ya no está ahí" if self.dist.main else (
+            " (en la máquina del rango 0)" if machines and machines[0] != machines[self.dist.rank] else "")
+        return f"último punto de control: {self.last}{where * lost}"
 
     def load(self, resume="auto", keep=None, setting=None):
         """The state to resume from, received by every rank, or None.

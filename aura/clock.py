@@ -31,12 +31,13 @@ class Clock:
     """Where the time of the training thread goes: every instant belongs to one phase, to compute unless told otherwise.
 
     dist: the Session. step, steps, loss: assigned by the loop. windows: of Window, the last ones. ended: how an
-    ordinary end came about, in words.
+    ordinary end came about, in words. unit: Spanish for what a step counts.
     """
 
     def __init__(self, dist):
         self.step = self.steps = 0
         self.loss = self.ended = None
+        self.unit = "tokens"
         self.windows, self.events = (), ()
         self.at = "start", time.perf_counter()  # one tuple, so that another thread never sees half a change
         self.spent = dict.fromkeys(STEP_PHASES, 0.0)

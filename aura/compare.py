@@ -392,7 +392,7 @@ def _model_lines(models):
                      f"{last.run.exchange_bytes / 1e6:.4g} MB de intercambio, a {' y '.join(speeds)}; oculto, "
                      f"{_percent(model.hidden)}.")
         for point, step, error, unseen in errors(model):
-            alone = "; nada lo pone a prueba: es la única medida, y el modelo se ajusta a ella"
+            alone = "; es la única medida: el modelo sale de sus tiempos tomados aparte"
             tail = alone if unseen is None else f" ({100 * unseen:+.1f} % si se ajusta sin esta medida)"
             lines.append(f"  - {_label(point.run)}: modelo {step:.4g} s por paso, medido {point.step:.4g} s, error "
                          f"{100 * error:+.1f} %{tail}.")

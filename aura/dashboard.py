@@ -199,7 +199,7 @@ def _ranks(sample, beats, width, cluster, run):
         return [("", ""), *((line, "dim") for line in wrap(why, width))]
     columns = (("rango", 20, True), ("máquina", 14 if cluster else 2, False), ("paso", 15, True), ("fase", 13, False),
                ("cálculo", 12, True), ("datos", 8, True), ("comunic.", 9, True), ("guardado", 4, True),
-               ("tokens/s", 10, True), ("pérdida", 7, True), ("memoria", 5, True), ("estado", 19, False))
+               (f"{shown[0].unit}/s", 10, True), ("pérdida", 7, True), ("memoria", 5, True), ("estado", 19, False))
     rows = []
     for beat in shown:
         last = beat.windows[-1] if beat.windows else None

@@ -68,6 +68,7 @@ class Beat:
     received: float | None = None
     pids: str | None = None
     started: str | None = None
+    unit: str = "tokens"  # of which windows tell how many a second, in Spanish
 
 
 # ---- Reading --------------------------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ class _Teller:
         beat = Beat(**self.constants, number=self.number, time=time.time(), step=clock.step, steps=clock.steps,
                     phase="end" if self.ended else phase, phase_s=phase_s, cpu_s=time.process_time(), loss=clock.loss,
                     memory=_memory_used(self.dist.device), windows=[vars(window) for window in clock.windows],
-                    ended=self.ended, failed=self.failed)
+                    ended=self.ended, failed=self.failed, unit=clock.unit)
         return json.dumps({name: value for name, value in vars(beat).items() if name != "received"},
                           ensure_ascii=False).encode()
 

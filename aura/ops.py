@@ -118,6 +118,8 @@ def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
         use()
     if _choice != "fused" or torch.autograd.forward_ad._current_level >= 0:  # ours would give tangents of zero
         return False
+    if torch._C._functorch.maybe_current_level() is not None:  # torch.func's transforms take no autograd::Function
+        return False
     if x.device.type == "cpu":
         return x.dtype in KERNEL_DTYPES
     if not (_gpu and x.is_cuda and x.dtype in on_gpu):
@@ -128,6 +130,15 @@ def _takes(op, x, size, *, on_gpu=GPU_DTYPES, form="", width=0):
     if op == "cross_entropy" and dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")  # that of the logits counts, whatever dtype hidden has
     return _gpu.wins((op, dtype, form, width), size)
+
+
+def _takes_norm(op, x, weight, residual=None):
+    """_takes() of a norm, whose kernels know one dtype for all, and float32 beside an x of 16 bits: for the weight, or
+    for both."""
+    stream = (x if residual is None else residual).dtype
+    wide = x.element_size() == 2 and weight.dtype == torch.float32
+    alike = weight.dtype == x.dtype or wide
+    return alike and (stream == x.dtype or wide and stream == torch.float32) and _takes(op, x, x.shape[-1])
 
 
 def _takes_heads(q, causal, cu_seqlens, scale):
@@ -219,14 +230,14 @@ def _written_out(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=
 
 def layer_norm(x, weight, bias, eps=1e-5):
     """Layer normalisation over the last axis (Ba et al. 2016). x: [..., C]; weight, bias: [C]. Returns [..., C]."""
-    if _takes("layer_norm", x, x.shape[-1]):
+    if _takes_norm("layer_norm", x, weight):
         return _fused.norms.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x, weight, eps=1e-6):
     """Root mean square normalisation (Zhang and Sennrich 2019). x: [..., C]; weight: [C]. Returns [..., C]."""
-    if _takes("rms_norm", x, x.shape[-1]):
+    if _takes_norm("rms_norm", x, weight):
         return _fused.norms.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -237,7 +248,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0, like_x=Fals
     x, residual: [..., C]; weight, bias: [C]. like_x: the norm serves only products in the dtype of x, and comes
     in that dtype where the stream's is wider. Returns (layer_norm(new), new) with new = residual + dropout(x).
     """
-    if _takes("add_layer_norm", x, x.shape[-1]):
+    if _takes_norm("add_layer_norm", x, weight, residual):
         return _fused.norms.add_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout), like_x)
     new = residual + F.dropout(x, dropout)
     y = F.layer_norm(new, weight.shape, weight, bias, eps)
@@ -246,7 +257,7 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0, like_x=Fals
 
 def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, like_x=False):
     """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
-    if _takes("add_rms_norm", x, x.shape[-1]):
+    if _takes_norm("add_rms_norm", x, weight, residual):
         return _fused.norms.add_rms_norm(x, residual, weight, eps, dropout, _seed(dropout), like_x)
     new = residual + F.dropout(x, dropout)
     y = F.rms_norm(new, weight.shape, weight, eps)
@@ -259,7 +270,8 @@ def rotary_packed(qkv, cosine, sine):
     qkv: [B, T, 3, H, D]; cosine, sine: float32 [T, D / 2]. Computed in float32 at least. Returns the same, v as it is.
     """
     wide = torch.promote_types(qkv.dtype, torch.float32)
-    if _takes("rotary", qkv, qkv.shape[1], width=qkv.shape[-1]):
+    learnt = torch.is_grad_enabled() and (cosine.requires_grad or sine.requires_grad)  # ours has no gradient for them
+    if not learnt and _takes("rotary", qkv, qkv.shape[1], width=qkv.shape[-1]):
         return _fused.rotary.rotary_packed(qkv, cosine.to(wide), sine.to(wide))
     first, second = qkv[:, :, :2].to(wide).chunk(2, dim=-1)
     cosine, sine = cosine[:, None, None], sine[:, None, None]

@@ -61,7 +61,8 @@ def find(name, note=print):
     if path.is_dir():
         return path
     plain, _, revision = name.partition("@")
-    if path.exists() or name.startswith((".", "/", "~")) or plain.count("/") > 1:
+    a_path = name.startswith((".", "/", "~")) or plain.endswith("/") or plain.count("/") > 1 or "\\" in plain
+    if path.exists() or a_path:
         raise UserError(f"--model {name!r}: no es una carpeta con {HELD}, ni un nombre del Hub; --model "
                         "random:tiny no necesita ningún fichero")
     revision = revision or REVISIONS.get(plain)
@@ -76,8 +77,8 @@ def find(name, note=print):
         return Path(snapshot_download(plain, revision=revision,
                                       allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, "tokenizer_config.json"]))
     except Exception as problem:  # its HTTP client raises types that change from version to version
-        raise UserError(f"--model {name!r}: el Hub no lo da ({hub.reason(problem)}); compruebe el nombre y la "
-                        "red, o indique una carpeta") from problem
+        raise UserError(f"--model {name!r}: no hay una carpeta con ese nombre, y el Hub no lo da "
+                        f"({hub.reason(problem)}); compruebe el nombre y la red, o indique una carpeta") from problem
 
 
 def read_config(folder):

@@ -285,6 +285,8 @@ def _require_same(state, path, constants, earlier=()):
             raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
         theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
         if not tokenizers.same_pieces(theirs, ours):
+            if str(constants.get("arguments", {}).get("model")).startswith("random:"):
+                way_out = f"con --model random:... sale de las preguntas, que serán otras: {way_out}"
             for file in earlier:
                 if _bytes_of(file) == theirs:
                     way_out = f"si el texto ha cambiado, siga con el de antes, --tokenizer {file}; si no, {way_out}"

@@ -275,6 +275,7 @@ struct WindowReader::State {
   const char* address(size_t shard, uint64_t position) const;
   const char* address(uint64_t window) const;
   uint64_t find_token(size_t shard, uint64_t position) const;
+  bool ends_in_zeros(size_t shard, uint64_t position, uint64_t count) const;
   size_t shard_of(uint64_t token) const;
   template <class Visit>
   void pieces(uint64_t window, Visit visit) const;
@@ -328,6 +329,18 @@ uint64_t WindowReader::State::find_token(size_t shard, uint64_t position) const 
   return token;
 }
 
+// Whether the tokens could be what a cut has left of its last page: zeros up to the end of the page, or of these.
+bool WindowReader::State::ends_in_zeros(size_t shard, uint64_t position, uint64_t count) const {
+  const auto width = static_cast<uint64_t>(layout.file_width);
+  const uint64_t end = position + count;
+  for (uint64_t at = position; at < end;) {
+    const uint64_t page_end = ((layout.header_bytes + at * width) / page_size + 1) * page_size;
+    at = std::min(end, std::max(at + 1, (page_end - layout.header_bytes) / width));
+    if (find_token(shard, at - 1) == 0) return true;
+  }
+  return false;
+}
+
 Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* ahead) {
   Fault fault;
   Guard& mine = guard;
@@ -344,6 +357,7 @@ Fault WindowReader::State::copy_window(uint64_t window, char* out, const char* a
         if (token >= layout.vocab_size) fault = {Fault::kToken, shard, i, token};
       }
     }
+    if (ends_in_zeros(shard, position, count) && map.shrunk()) map.lost().store(true);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mine.begin = 0;
     mine.end = 0;

@@ -303,7 +303,7 @@ def test_a_configuration_that_windows_has_saved_is_the_same(folder):
     assert pretrained.read_config(folder[0]) == before
 
 
-@pytest.mark.parametrize("name", ["./no-hay", "/no/hay", "a/b/c"])
+@pytest.mark.parametrize("name", ["./no-hay", "/no/hay", "a/b/c", "minilm/", r"C:\modelos\bert"])
 def test_a_folder_that_is_not_there(name):
     with pytest.raises(UserError, match="no es una carpeta"):
         pretrained.find(name)
@@ -325,8 +325,8 @@ def test_a_name_of_the_hub_brings_only_what_is_needed_of_the_revision_asked_for(
         code, output = run(["-c", ask.format("owner/bert@refs/pr/5")], tmp_path, **environment)
         assert "Modelo owner/bert del Hub, revisión refs/pr/5..." in output and "responde 404" in output, output
         code, output = run(["-c", ask.format("owner/other")], tmp_path, **environment)
-    assert code == 2 and output.splitlines()[-1].startswith("error: --model 'owner/other': el Hub no lo da (el Hub "
-                                                                    "responde 404 a http"), output
+    assert code == 2 and output.splitlines()[-1].startswith("error: --model 'owner/other': no hay una carpeta con ese "
+                                                    "nombre, y el Hub no lo da (el Hub responde 404 a http"), output
 
 
 def test_whatever_the_hub_says_is_one_line(monkeypatch):
@@ -338,7 +338,7 @@ def test_whatever_the_hub_says_is_one_line(monkeypatch):
             raise problem
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
-        with pytest.raises(UserError, match=f"--model 'owner/bert': el Hub no lo da .{told}."):
+        with pytest.raises(UserError, match=f"--model 'owner/bert': no hay .* el Hub no lo da .{told}."):
             pretrained.find("owner/bert", note=lambda _: None)
 
 

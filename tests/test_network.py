@@ -66,6 +66,7 @@ def test_a_machine_cut_off_in_the_middle_ends_the_others_in_time(folders):
         assert code == 3 and "Traceback" not in output, output
         assert "no contesta el rango 2 " in output
         assert "último punto de control: checkpoints/ckpt-" in output
+        assert ("(en la máquina del rango 0)" in output) == (code == results[1][0] and output is results[1][1])
 
 
 @pytest.mark.parametrize("rank, said", [(0, "no se pudo llegar al rango 0"), (1, "no hay camino hasta esa dirección")])

@@ -232,6 +232,46 @@ def test_forward_derivatives_are_torchs(fused, name):
     assert abs(float(along - sum(x.sum() for x in gradients))) < 1e-6 and along
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_transforms_of_functions_are_torchs(fused, name):
+    function, shapes = CASES[name]
+    inputs = tuple(drawn(shapes))
+
+    def total(*x):
+        return function(*x).sum()
+
+    every = tuple(range(len(inputs)))
+    with ops.using("fused"):
+        found = torch.func.grad(total, every)(*inputs)
+    with ops.using("sdpa"):
+        wanted = torch.func.grad(total, every)(*inputs)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_angles_that_are_learnt_have_gradients(fused):
+    found = {}
+    for choice in ("fused", "sdpa"):
+        (qkv,), angles = drawn([(2, 3, 3, 2, 4)], torch.float32), torch.linspace(0, 1, 6).view(3, 2).requires_grad_()
+        with ops.using(choice):
+            ops.rotary_packed(qkv, angles.cos(), angles.sin())[..., 0].sum().backward()
+        found[choice] = angles.grad
+    assert torch.equal(*found.values()) and found["sdpa"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("x, residual, weight", [
+    (torch.float32, torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32, torch.bfloat16),
+    (torch.float32, torch.float64, torch.float32), (torch.float64, torch.float64, torch.float32)])
+def test_norms_of_dtypes_that_the_kernels_do_not_take_together_go_to_torch(fused, x, residual, weight):
+    found = {}
+    for choice in ("fused", "sdpa"):
+        stream, branch = drawn([(2, 8), (2, 8)], torch.float64)
+        with ops.using(choice):
+            found[choice] = [ops.rms_norm(branch.to(x), torch.ones(8, dtype=weight)),
+                             *ops.add_rms_norm(branch.to(x), stream.to(residual), torch.ones(8, dtype=weight))]
+    for ours, theirs in zip(*found.values(), strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
 def test_what_the_kernels_do_not_take_goes_to_torch(fused):
     """float16: no kernel of ours."""
     packed = drawn(QKV, torch.float16)[0]

@@ -393,6 +393,19 @@ def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
                 loader.next()
 
 
+def test_what_a_cut_leaves_of_a_page_is_never_taken_for_tokens(tmp_path, reader):
+    """It reads as zeros, without a fault; of twenty shards, looked at one after another, this is not the next."""
+    writer = ShardWriter(tmp_path, "train", VOCAB, 20_000)
+    writer.write(np.random.default_rng(0).integers(1, VOCAB, 400_000))
+    paths = [tmp_path / shard["file"] for shard in writer.close()]
+    with TokenLoader(paths, 63, 8, vocab_size=VOCAB) as loader:
+        loader.next()
+        os.truncate(paths[7], HEADER_BYTES + 38_000)
+        with pytest.raises(UserError, match=r"train-00007\.bin se ha acortado"):
+            for _ in range(loader.steps_per_epoch):
+                assert (loader.next() > 0).all()
+
+
 def test_what_stands_in_for_a_lost_page_is_never_taken_for_tokens(tmp_path, native):
     """Batches are filled by two threads: the second to come to a lost page finds zeros there, and no fault."""
     paths, data, _ = write(tmp_path, 50_000)
