@@ -235,8 +235,9 @@ class Checkpointer:
 
     def branch_off(self):
         """Move aside the checkpoints of a way that this run leaves, which would pass for its newest: those of a higher
-        step than the one that was loaded or, when that came from another folder, all that are in this one."""
-        path, holder = self.source
+        step than the one that was loaded or, when that came from another folder, all that are in this one. Returns the
+        folder they are in now, on rank 0; None where there were none."""
+        folder, (path, holder) = None, self.source
         if self.dist.main and not holder:
             path, others = Path(path), found(self.directory)
             if path.parent.resolve() == self.directory.resolve():
@@ -245,6 +246,7 @@ class Checkpointer:
                 folder = set_aside(others, self.directory)
             if folder:
                 self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
+        return folder
 
     def asked(self, resume):
         """What --resume `resume` means in this attempt of a launch; on rank 0 alone. A launcher that restarts the group

@@ -84,7 +84,7 @@ class _Formatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action):
         text = action.help or ""
-        shown = action.default not in (None, False, argparse.SUPPRESS) and "%(default)" not in text
+        shown = action.default not in (None, False, "", argparse.SUPPRESS) and "%(default)" not in text
         return text + (" (por defecto: %(default)s)" if shown else "")
 
 
@@ -153,7 +153,7 @@ def _translate(message):
     if "expected one argument" in message or "expected at least one argument" in message:
         return f"falta el valor de {head}"
     if message.startswith("the following arguments are required: "):
-        return f"faltan argumentos obligatorios: {message.split(': ', 1)[1]}"
+        return f"faltan argumentos obligatorios: {message.split(': ', 1)[1]} (--help los explica)"
     if "ignored explicit argument" in message:
         return f"{head} no lleva valor"
     return message

@@ -17,7 +17,7 @@ def build_parser():
     parser = cli.Parser(prog="python -m aura.generate", description="Genera texto con un modelo entrenado.")
     parser.add_argument("--checkpoint", type=cli.path, default="gpt2_spanish.pth",
                         help="modelo .pth o punto de control ckpt-*.pt")
-    parser.add_argument("--prompt", default="", help="el principio del texto")
+    parser.add_argument("--prompt", default="", help="el principio del texto (por defecto: ninguno)")
     parser.add_argument("--length", type=cli.number(int, low=1), default=200, help="cuántos tokens, como mucho")
     parser.add_argument("--temperature", type=cli.number(float, low=0), default=0.8, help="0: siempre el más probable")
     parser.add_argument("--top-k", type=cli.number(int, low=0), default=50, help="elige entre los K mejores; 0: todos")

@@ -20,7 +20,8 @@ def recorded(args, note=print):
     args.resume = str(path)
     state = peek(path)
     if not {"arguments", "config", "dataset"} <= state.keys():
-        raise UserError(f"{str(path)!r} no es un punto de control de este proyecto")
+        raise UserError(f"{str(path)!r} no es un punto de control de este proyecto: indique un checkpoint-step-N.pt, o "
+                        "su carpeta")
     if "output_dir" not in state["arguments"]:
         raise UserError(f"{str(path)!r} es de otro de los scripts: reanúdelo con aquel")
     return state

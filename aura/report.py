@@ -91,9 +91,9 @@ class Reporter:
         if step == 0 or not ours:
             old = [self.table, self.log_dir / CURVE, self.log_dir / "events.log"]
             folder = set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
-            if step and folder:
-                self.say(f"Aviso: {self.table} es de otra ejecución o no se puede leer: el registro que había se ha "
-                         f"movido a {folder}.")
+            if folder:
+                why = f"Aviso: {self.table} es de otra ejecución o no se puede leer: el" if step else "El"
+                self.say(f"{why} registro que había se ha movido a {folder}.")
             rows = []
         for name in (self.table.name, CURVE):
             remove_partials(self.log_dir, name)

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import time
 import zlib
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from aura import tokenizer as tokenizers
 from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
-from aura.files import hold, path_called, require_writable_directory
+from aura.files import explain, hold, path_called, require_writable_directory
 from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, versions
 
@@ -191,7 +192,8 @@ def resume(args, dist, checkpointer, run, strict=False):
     if strict and not same_data:
         raise agreed(UserError, f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): "
                      "indique aquellos, o empiece de cero en otra carpeta")
-    checkpointer.branch_off()
+    if folder := checkpointer.branch_off():
+        _keep_log(args, dist, folder)
     checkpointer.begin(asked)
     run.restore(state, same_data)
     if asked != "auto" and run.sync.origin:  # what others hold of the way that was left is not this run's
@@ -203,6 +205,19 @@ def resume(args, dist, checkpointer, run, strict=False):
     if "lr" in before and before["lr"] != args.lr:
         progress.lr_scale = 1.0
     _say_resumed(args, dist, run, state, checkpointer.last, same_data)
+
+
+def _keep_log(args, dist, folder):
+    """Copy tables and curve of the way that a run leaves to where its checkpoints have gone: the log goes on without
+    the rows that do not lead to where it begins."""
+    try:
+        for path in [*Path(args.log_dir).glob("*.csv"), *Path(args.log_dir).glob(report.CURVE)]:
+            shutil.copy2(path, folder)
+    except OSError as problem:
+        raise UserError(f"no se puede copiar el registro de {args.log_dir!r} a {str(folder)!r} ({explain(problem)}); "
+                        "haga sitio, y repita la orden") from problem
+    dist.print("Ahí queda también una copia del registro. Si en --output hay ya un modelo, el de ahora tomará su "
+               f"lugar: cópielo si quiere conservarlo ({args.output}).")
 
 
 def _say_resumed(args, dist, run, state, path, same_data):

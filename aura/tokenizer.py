@@ -178,7 +178,8 @@ def load(name_or_path, flag="--tokenizer"):
     except UserError as problem:
         raise UserError(f"{named}: {problem}") from problem
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
-        raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json") from problem
+        raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json; indique uno, o quite esa "
+                        "opción para que se entrene con el texto") from problem
 
 
 def from_bytes(model):

@@ -187,7 +187,7 @@ def test_too_few_measurements_are_said_instead_of_a_guess():
     # One process's step stands in for the step without exchange, where batch and precision are the same.
     model = compare.tabulate([run(step_s=0.9), run("ddp", 2, 2, alone_step_s=None)]).models["ddp"]
     assert model.points[-1].compute == 0.9
-    assert "nada lo pone a prueba" in "\n".join(compare._model_lines({"ddp": model}))
+    assert "es la única medida: el modelo sale de" in "\n".join(compare._model_lines({"ddp": model}))
 
 
 @pytest.fixture(scope="module")

@@ -302,6 +302,20 @@ def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(t
         assert (f"siga con el de antes, --tokenizer {files_at_hand[1]}" in str(found.value)) == named
 
 
+def test_the_log_of_a_way_that_is_left_is_kept(tmp_path, capsys):
+    for name in ("train.csv", "loss.png", "events.log"):
+        (tmp_path / "l" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "l" / name).write_text(name)
+    (tmp_path / "anterior").mkdir()
+    args = SimpleNamespace(log_dir=str(tmp_path / "l"), output="m.pth")
+    start._keep_log(args, Session(), tmp_path / "anterior")
+    assert {path.name: path.read_text() for path in (tmp_path / "anterior").iterdir()} == {
+        "train.csv": "train.csv", "loss.png": "loss.png"} and (tmp_path / "l" / "train.csv").exists()
+    assert "(m.pth)" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no se puede copiar el registro .* haga sitio, y repita la orden"):
+        start._keep_log(args, Session(), tmp_path / "no" / "hay")
+
+
 @pytest.mark.parametrize("theirs, ours, told", [(5, 6, True), (5, 5, False), (None, 6, False), (5, None, False)])
 def test_a_run_that_began_with_other_published_weights_is_not_gone_on_with(theirs, ours, told):
     before, after = ({"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "begun_with": weights,
