@@ -40,8 +40,7 @@ class Beat:
     it without getting any further. memory, memory_total: bytes, of the card on CUDA, of this process and the machine
     otherwise. time: when it was said (Unix time there); received: when rank 0 took a new one from another machine (Unix
     time at rank 0) or, on a disk shared with that, when its file was written; None for what this machine's own ranks
-    wrote. pids: the pid_namespace() that gave the pid. started:
-    its processes.start_of()."""
+    wrote. pids: the pid_namespace() that gave the pid. started: its processes.start_of()."""
 
     run: str
     rank: int
