@@ -526,7 +526,7 @@ class Checkpointer:
         older, newest = every[:-self.keep - 1], every[-self.keep - 1:]
         more = len(newest) + sum(1 for step in older if self.keep_every and step % self.keep_every == 0) - len(there)
         free = shutil.disk_usage(self.directory).free
-        owns = min(3, len(steps) + len(found(self.own))) - len(found(self.own)) if own else 0
+        owns = max(0, min(3 - len(found(self.own)), len(steps))) if own else 0
         if free < more * size + owns * own:
             self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber {more} "
                             f"puntos de control más, de {(size + own) / 1e9:.2f} GB: libere espacio o baje "

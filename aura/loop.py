@@ -161,8 +161,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
             with clock.phase("evaluate"), run.as_delivered():
                 stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
             if progress.step >= policy.max_steps and not stop:  # no later checkpoint will tell that it is made
-                with clock.phase("save"), sync.agreed():
-                    checkpointer.save(progress.step, run.state(policy), own=sync.own_state())
+                _save(run, policy, checkpointer, reporter, clock)
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
             checkpointer.poll()
@@ -234,12 +233,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
                 if saved and not faulty:
                     _win_back_rate(progress, reporter)
                 progress.seconds = spent + time.perf_counter() - begun
-                own = sync.own_state()
-                with clock.phase("save"), sync.agreed():
-                    reporter.keep()
-                    wait = checkpointer.save(progress.step, run.state(policy), own=own,
-                                             interrupted=bool(stop) and not last)
-                stalled += wait
+                stalled += _save(run, policy, checkpointer, reporter, clock, interrupted=bool(stop) and not last)
             if gave_up:
                 raise gave_up
             clock.lap(count)
@@ -254,6 +248,15 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
                 stop = 0  # it came too late
     clock.end(stop)
     return stop
+
+
+def _save(run, policy, checkpointer, reporter, clock, interrupted=False):
+    """Write a checkpoint of the agreed weights, once the rows that it tells of are on the disk. Returns the seconds
+    that training stood still."""
+    own = run.sync.own_state()  # of this rank's weights, which are not there while the module holds the agreed ones
+    with clock.phase("save"), run.sync.agreed():
+        reporter.keep()
+        return checkpointer.save(run.progress.step, run.state(policy), own=own, interrupted=interrupted)
 
 
 def _due(step, interval):

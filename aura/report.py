@@ -136,9 +136,9 @@ class Reporter:
         def write():
             if step == self.again:
                 rows = read_table(self.table)
-                for before in rows:
-                    row.update({key: text for key, text in before.items() if text and before["step"] == row["step"]})
-                self._write_table([*(before for before in rows if int(before["step"]) < step), row])
+                before = next((old for old in rows if old["step"] == row["step"]), {})  # what was measured then stays
+                row.update({key: text for key, text in before.items() if text})
+                self._write_table([*(old for old in rows if int(old["step"]) < step), row])
             else:
                 with open(self.table, "a", newline="", encoding="utf-8") as file:
                     writer = csv.DictWriter(file, COLUMNS)

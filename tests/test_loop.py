@@ -279,6 +279,29 @@ def test_a_stop_asked_for_in_an_evaluation_leaves_it_to_the_next_start(tmp_path,
     assert same_weights(rest, whole)
 
 
+def test_what_a_rank_alone_knows_is_asked_for_while_the_module_holds_its_own_weights(tmp_path, shards, monkeypatch):
+    """Of the checkpoint with which an evaluation ends that an earlier stop had left, too."""
+    holds, asked = ["its own"], []
+
+    @contextlib.contextmanager
+    def agreed(self):
+        holds.append("agreed")
+        yield
+        holds.pop()
+
+    monkeypatch.setattr(Exact, "agreed", agreed)
+    monkeypatch.setattr(Exact, "own_state", lambda self: asked.append(holds[-1]))
+
+    def stop(request):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return list(sharding.in_step(range(1000), Session(), request)) and {}
+
+    cut = Run(folder(tmp_path, "a"), shards, max_steps=3).go(evaluate=stop)
+    assert cut.result[1] == signal.SIGTERM and asked == ["its own"]
+    Run(tmp_path / "a", shards, max_steps=3).go(resume=True, evaluate=lambda request: {"val_loss": 0.5})
+    assert asked == ["its own"] * 2
+
+
 def test_what_is_asked_for_now_wins_over_what_was_saved(tmp_path, shards):
     saved = Run(folder(tmp_path, "a"), shards, max_steps=4).go()
     again = Run(tmp_path / "a", shards)
