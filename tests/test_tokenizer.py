@@ -199,8 +199,7 @@ def test_a_byte_level_tokenizer_receives_what_it_lacks_and_keeps_its_ids(tmp_pat
 
 @pytest.mark.parametrize("config", [{}, {"eos_token": "<|endoftext|>"}, {"eos_token": None, "pad_token": None}])
 def test_a_word_of_the_text_is_no_end_where_none_is_configured(tmp_path, config):
-    import tokenizers as library
-
+    library = pytest.importorskip("tokenizers")
     made = library.ByteLevelBPETokenizer()
     made.train_from_iterator(["None of us"] * 9, vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
     made.save(str(tmp_path / "tokenizer.json"))
