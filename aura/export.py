@@ -2,10 +2,11 @@
 
     python -m aura.export --checkpoint gpt2_spanish.pth --to hf gpt2-hf
 
-hf: a folder that transformers opens as a GPT-2, without any code of ours.
+hf: a folder that transformers opens as a GPT-2 or an HRM-Text, without any code of ours.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from aura.files import (
     sync_directory,
     write_json,
 )
-from aura.models.gpt import GPTConfig
+from aura.models.hrm import HRMConfig
 
 FORMATS = ("hf",)
 MARK = "aura_version"  # in config.json: this folder is an export, and a later one may replace it
@@ -32,7 +33,7 @@ TOKENIZER = "tokenizer.json"
 FILES = {"config.json", "model.safetensors", "generation_config.json", TOKENIZER, "vocab.json",
          "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"}
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-LAYER_NORM_EPSILON = 1e-5  # the default of ops.layer_norm
+LAYER_NORM_EPSILON, RMS_NORM_EPSILON = 1e-5, 1e-6  # the defaults of ops.layer_norm and ops.rms_norm
 
 
 def build_parser():
@@ -64,6 +65,8 @@ def main():
     files = write_folder(final, config, weights, tokenizer)
     size = sum((final / file).stat().st_size for file in files)
     print(f"Exportado en {directory} ({size / 1e6:.1f} MB): {', '.join(files)}.")
+    if isinstance(config, HRMConfig):
+        print("La arquitectura hrm_text está en transformers desde la versión 5.9.")
     whole = TOKENIZER in files
     if not whole:
         print("Sin tokenizador: el de transformers daría otros tokens; páselos usted, o use python -m aura.generate.")
@@ -100,11 +103,17 @@ def require_free(directory):
 
 
 def check(path, config, weights, tokenizer):
-    """The GPTConfig of `config` (dict). Raises UserError where the parts of the checkpoint do not belong together."""
+    """The GPTConfig or HRMConfig of `config` (dict). Raises UserError where the parts of the checkpoint do not belong
+    together, and for an HRM with what transformers' HRM-Text does not have."""
     named = f"--checkpoint {str(path)!r}"
     config = models.described(config, weights, named)
-    if not isinstance(config, GPTConfig):
-        raise UserError(f"{named}: no es un GPT; por ahora solo se exportan modelos GPT")
+    if isinstance(config, HRMConfig):
+        foreign = {"--segments": config.segments > 1, "--reinject": config.reinject,
+                   "--exit-weights": config.exit_weights}
+        if options := [option for option, there in foreign.items() if there]:
+            raise UserError(f"{named}: es un HRM con {' y '.join(options)}, que en transformers no existe: para "
+                            "exportarlo hay que entrenarlo sin esa opción; para generar texto, use python -m "
+                            "aura.generate")
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(f"{named}: el tokenizador tiene {tokenizer.vocab_size} piezas y el modelo solo "
                         f"{config.vocab_size}: no son del mismo entrenamiento")
@@ -124,7 +133,7 @@ def write_folder(final, config, weights, tokenizer):
         remove_abandoned(final.parent, final.name)
         with building(final) as partial:
             weights_path = partial / "model.safetensors"
-            save_file(hf_weights(weights), weights_path, metadata={"format": "pt"})
+            save_file(hf_weights(config, weights), weights_path, metadata={"format": "pt"})
             with open(weights_path, "rb+") as file:
                 os.fsync(file.fileno())
             made = tokenizers.export_files(tokenizer, partial)
@@ -149,13 +158,31 @@ def _of_the_system(problem):
     return OSError(int(number[1]) if number else 0, str(problem))
 
 
-def hf_weights(weights):
-    """Our state dict under the names and in the shapes of transformers' GPT2LMHeadModel, dtypes kept.
-
-    Its projections are Conv1D: [in, out] where ours are [out, in]. Its head is tied, as ours is, and not stored.
-    """
+def hf_weights(config, weights):
+    """Our state dict under the names and in the shapes of transformers' GPT2LMHeadModel or HrmTextForCausalLM, dtypes
+    kept. Their heads are tied, as ours are, and not stored."""
+    if isinstance(config, HRMConfig):
+        return _hrm_weights(config, weights)
+    # Its projections are Conv1D: [in, out] where ours are [out, in].
     return {f"transformer.{name}": (value.t() if name.endswith(TRANSPOSED) else value).contiguous()
             for name, value in weights.items()}
+
+
+def _hrm_weights(config, weights):
+    """Those of an HRM. Norms have no weights there: those of ours go into the products that alone read the norm."""
+    found = {"model.embed_tokens.weight": weights["wte.weight"], "model.z_L_init": weights["start"]}
+    for stack in "LH":
+        for number in range(config.n_layer):
+            ours, theirs = f"{stack.lower()}.blocks.{number}.", f"model.{stack}_module.layers.{number}."
+            gate_qkv = weights[f"{ours}attn.gqkv.weight"] * weights[f"{ours}norm_1.weight"]
+            gate_up = weights[f"{ours}mlp.gate_up.weight"] * weights[f"{ours}norm_2.weight"]
+            parts = {**dict(zip("gate q k v".split(), gate_qkv.chunk(4), strict=True)),
+                     "o": weights[f"{ours}attn.out.weight"]}
+            found |= {f"{theirs}self_attn.{name}_proj.weight": value.clone() for name, value in parts.items()}
+            parts = {**dict(zip("gate up".split(), gate_up.chunk(2), strict=True)),
+                     "down": weights[f"{ours}mlp.down.weight"]}
+            found |= {f"{theirs}mlp.{name}_proj.weight": value.clone() for name, value in parts.items()}
+    return found
 
 
 def hf_settings(config, weights, tokenizer):
@@ -166,19 +193,35 @@ def hf_settings(config, weights, tokenizer):
     ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     special = {"eos_token": names[tokenizer.eos_id], "pad_token": names[tokenizer.pad_id]}
     return {
-        "config.json": {
-            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": config.vocab_size,
-            "n_positions": config.seq_len, "n_embd": config.n_embd, "n_layer": config.n_layer,
-            "n_head": config.n_head, "n_inner": 4 * config.n_embd, "activation_function": "gelu_new",
-            "layer_norm_epsilon": LAYER_NORM_EPSILON, "resid_pdrop": config.dropout, "embd_pdrop": config.dropout,
-            "attn_pdrop": config.dropout, "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype, **ends,
-            MARK: aura.__version__},
+        "config.json": {**(_hrm_text(config) if isinstance(config, HRMConfig) else _gpt2(config)),
+                        "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype, **ends,
+                        MARK: aura.__version__},
         "generation_config.json": ends,
         # Text must not become a special token because it spells its name (split_special_tokens).
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.seq_len,
             "clean_up_tokenization_spaces": False, "split_special_tokens": True, "padding_side": "left", **special},
         "special_tokens_map.json": special}
+
+
+def _gpt2(config):
+    """What transformers' GPT2Config calls the sizes of a GPT."""
+    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": config.vocab_size,
+            "n_positions": config.seq_len, "n_embd": config.n_embd, "n_layer": config.n_layer, "n_head": config.n_head,
+            "n_inner": 4 * config.n_embd, "activation_function": "gelu_new", "layer_norm_epsilon": LAYER_NORM_EPSILON,
+            "resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
+
+
+def _hrm_text(config):
+    """What transformers' HrmTextConfig calls the sizes of an HRM. Its number of layers is that of a cache's slots."""
+    return {"architectures": ["HrmTextForCausalLM"], "model_type": "hrm_text", "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.seq_len, "hidden_size": config.n_embd, "intermediate_size": config.n_ff,
+            "num_hidden_layers": config.n_layer * config.passes, "num_layers_per_stack": config.n_layer,
+            "num_attention_heads": config.n_head, "head_dim": config.n_embd // config.n_head, "hidden_act": "silu",
+            "rms_norm_eps": RMS_NORM_EPSILON, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+            "H_cycles": config.h_cycles, "L_cycles": config.l_cycles, "embedding_scale": math.sqrt(config.n_embd),
+            "prefix_lm": False}
 
 
 if __name__ == "__main__":

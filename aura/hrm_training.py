@@ -53,6 +53,9 @@ def make_parser(prog, description, presets):
                        help="cuánta pérdida debe ahorrar un segmento más")
     model.add_argument("--reinject", action=argparse.BooleanOptionalAction,
                        help="suma de nuevo la entrada antes de cada pasada de L")
+    model.add_argument("--exit-weights", action=argparse.BooleanOptionalAction,
+                       help="pesos en las normas de salida de las pilas; con ellos el modelo no se puede exportar a "
+                            "transformers")
     model.add_argument("--document-attention", action="store_true",
                        help="un token solo ve su propio documento (sin esta opción ve también los anteriores de su "
                             "ventana, separados por el token de fin)")

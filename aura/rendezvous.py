@@ -17,11 +17,11 @@ ANSWER_SECONDS = 5  # what the store may take to answer, besides the waiting its
 # Not those that name files, which may lie elsewhere on another machine.
 SAME_EVERYWHERE = (
     "preset", "n_layer", "n_head", "n_embd", "n_ff", "h_cycles", "l_cycles", "segments", "seq_len", "dropout",
-    "ponder_price", "reinject", "document_attention", "vocab_size", "max_len", "doc_stride", "question_len", "padding",
-    "max_train_examples", "max_val_examples", "stream", "benchmark", "precision", "batch_size", "grad_accum", "epochs",
-    "max_steps", "lr", "min_lr_ratio", "beta2", "weight_decay", "warmup_ratio", "grad_clip", "ema", "seed",
-    "nan_policy", "eval_interval", "eval_windows", "sample_length", "sample_prompt", "checkpoint_freq", "backend",
-    "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum")
+    "ponder_price", "reinject", "exit_weights", "document_attention", "vocab_size", "max_len", "doc_stride",
+    "question_len", "padding", "max_train_examples", "max_val_examples", "stream", "benchmark", "precision",
+    "batch_size", "grad_accum", "epochs", "max_steps", "lr", "min_lr_ratio", "beta2", "weight_decay", "warmup_ratio",
+    "grad_clip", "ema", "seed", "nan_policy", "eval_interval", "eval_windows", "sample_length", "sample_prompt",
+    "checkpoint_freq", "backend", "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum")
 
 
 class RankTaken(UserError):

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from aura import backend, checkpoint, loop, ops, pace, report, sharding, sync
+from aura import backend, checkpoint, loop, models, ops, pace, report, sharding, sync
 from aura import tokenizer as tokenizers
 from aura.diloco import DiLoCo
 from aura.ema import Average
@@ -289,13 +289,15 @@ def _require_same(state, path, constants, earlier=()):
     if now and data and data != now:
         way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
     try:
-        theirs, ours = state["config"], constants["config"]
+        theirs, ours = models.completed(state["config"]), constants["config"]
         if theirs.keys() != ours.keys():
             raise agreed(UserError, f"{path} es de otro de los scripts, o de otra versión de este "
                          f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
                          "--checkpoint-dir")
         differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
                      if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
+        if theirs.get("exit_weights") and not ours["exit_weights"]:  # as all had before there was the option
+            way_out = f"siga con --exit-weights; si no, {way_out}"
         if differing:
             raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
         theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))

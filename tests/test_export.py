@@ -1,4 +1,4 @@
-"""What we hand over: tokenizer.json equals our tokenizer id by id, and transformers' GPT-2 equals our GPT."""
+"""What we hand over: our tokenizer.json equals the tokenizer id by id, transformers' models equal our GPT and HRM."""
 
 import dataclasses
 import io
@@ -22,6 +22,7 @@ from aura import tokenizer as tokenizers
 from aura.distributed import Session
 from aura.errors import UserError
 from aura.models.gpt import GPT, GPTConfig
+from aura.models.hrm import HRM, HRMConfig
 from tests.support import corpus_text
 
 hf = pytest.importorskip("tokenizers")
@@ -202,9 +203,19 @@ def test_pieces_of_equal_score_are_told(tmp_path):
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
+    return scattered(GPT(GPTConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=3, n_head=4, n_embd=32,
+                                   dropout=0.0)))
+
+
+def thinker(tokenizer, **options):
+    return scattered(HRM(HRMConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=2, n_head=4, n_embd=32, n_ff=40,
+                                   **{"exit_weights": False, **options})))
+
+
+def scattered(made):
+    """`made` with values all about: no bias at zero, no norm at one, or a mistake would not show."""
     torch.manual_seed(0)
-    made = GPT(GPTConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=3, n_head=4, n_embd=32, dropout=0.0))
-    for parameter in made.parameters():  # no bias at zero, no norm at one, or a mistake would not show
+    for parameter in [*made.parameters(), *made.buffers()]:
         torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.3)
     return made.eval()
 
@@ -230,28 +241,32 @@ def run(monkeypatch, *words):
     return export.main()
 
 
-@pytest.fixture(scope="module")
-def folder(model, tokenizer, tmp_path_factory):
-    """An exported folder."""
+@pytest.fixture(scope="module", params=["gpt", "hrm"])
+def handed_over(request, model, tokenizer, tmp_path_factory):
+    """(a model, its exported folder)"""
     where = tmp_path_factory.mktemp("modelo")
-    path = save(model, tokenizer, where / "gpt.pth")
+    made = model if request.param == "gpt" else thinker(tokenizer)
+    path = save(made, tokenizer, where / "modelo.pth")
     with pytest.MonkeyPatch.context() as patch:
         assert run(patch, "--checkpoint", path, "--to", "hf", where / "hf") == 0
-    return where / "hf"
+    return made, where / "hf"
 
 
-def test_the_folder_is_complete(folder):
+def test_the_folder_is_complete(handed_over):
+    _, folder = handed_over
     assert {path.name for path in folder.iterdir()} == export.FILES
     assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "some file is for its owner alone"
 
 
-def test_transformers_computes_the_same(folder, model, tokenizer, capfd):
+def test_transformers_computes_the_same(handed_over, tokenizer, capfd):
     transformers = pytest.importorskip("transformers")
+    model, folder = handed_over
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert type(theirs).__name__ == "GPT2LMHeadModel" and theirs.dtype == torch.float32
+    assert type(theirs).__name__ == {GPT: "GPT2LMHeadModel", HRM: "HrmTextForCausalLM"}[type(model)]
+    assert theirs.dtype == torch.float32
     assert not any(loading.values()), loading
-    assert theirs.lm_head.weight is theirs.transformer.wte.weight
+    assert theirs.lm_head.weight is theirs.get_input_embeddings().weight
     generation = theirs.generation_config
     assert generation.eos_token_id == generation.bos_token_id == tokenizer.eos_id
     assert generation.pad_token_id == tokenizer.pad_id
@@ -264,8 +279,9 @@ def test_transformers_computes_the_same(folder, model, tokenizer, capfd):
     assert "tie" not in said.lower() and "initialized" not in said, said
 
 
-def test_transformers_writes_the_same(folder, model, tokenizer):
+def test_transformers_writes_the_same(handed_over, tokenizer):
     transformers = pytest.importorskip("transformers")
+    model, folder = handed_over
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for prompt in ("Ana compró", "junto al mar", "\n"):
         ids = tokenizer.encode(prompt)
@@ -275,8 +291,9 @@ def test_transformers_writes_the_same(folder, model, tokenizer):
         assert [token for token in continued if token != tokenizer.eos_id] == ours
 
 
-def test_transformers_tokenizes_the_same(folder, tokenizer):
+def test_transformers_tokenizes_the_same(handed_over, tokenizer):
     transformers = pytest.importorskip("transformers")
+    _, folder = handed_over
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs.padding_side == "left", "what goes on after padding on the right goes on after nothing"
     assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
@@ -285,6 +302,15 @@ def test_transformers_tokenizes_the_same(folder, tokenizer):
         ids = tokenizer.encode(text)
         assert theirs.encode(text) == ids == theirs(text)["input_ids"], repr(text)
         assert theirs.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"exit_weights": True}, "--exit-weights"), ({"segments": 2, "reinject": True}, "--segments y --reinject")])
+def test_what_hrm_text_does_not_have_is_named(tokenizer, tmp_path, monkeypatch, options, named):
+    path = save(thinker(tokenizer, **options), tokenizer, tmp_path / "hrm.pth")
+    with pytest.raises(UserError, match=f"es un HRM con {named}, que en transformers no existe"):
+        run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
 
 
 def test_a_checkpoint_and_its_dtype(model, tokenizer, tmp_path, monkeypatch, capsys):

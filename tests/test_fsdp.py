@@ -157,7 +157,7 @@ def checkpointed(model):
 def partly(model):
     model.grad_checkpointing = "selective"
 
-config = hrm.HRMConfig(65, 8, n_layer=2, n_head=1, n_embd=10, n_ff=14, segments=2)
+config = hrm.HRMConfig(65, 8, n_layer=2, n_head=1, n_embd=10, n_ff=14, segments=2, exit_weights=False)
 for make, prepare in ((lambda: Spare(t.CONFIG), checkpointed), (lambda: gpt.GPT(t.CONFIG), partly),
                       (lambda: hrm.HRM(config), shallow), (lambda: hrm.HRM(config), checkpointed)):
     one, three = (t.gradients_of(dist, make().init_weights(0), cut, prepare) for cut in (False, True))

@@ -16,6 +16,7 @@ from aura.models import hrm
 TINY = hrm.HRMConfig(vocab_size=101, seq_len=24, n_layer=2, n_head=2, n_embd=32, n_ff=48)
 VARIANTS = [dataclasses.replace(TINY, segments=segments, reinject=reinject)
             for segments, reinject in itertools.product((1, 3), (False, True))]
+VARIANTS.append(dataclasses.replace(TINY, exit_weights=False))
 
 
 def tokens_of(batch=2, length=24, seed=0):
@@ -41,8 +42,8 @@ def test_sizes(name, size):
         model = hrm.HRM(hrm.PRESETS[name])
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == hrm.PRESETS[name].parameters() == pytest.approx(size, rel=1e-3)
-    assert dataclasses.replace(TINY, segments=2).parameters() == sum(
-        p.numel() for p in build(dataclasses.replace(TINY, segments=2)).parameters())
+    for config in VARIANTS:
+        assert config.parameters() == sum(parameter.numel() for parameter in build(config).parameters())
 
 
 @pytest.mark.parametrize("config", VARIANTS)

@@ -279,15 +279,23 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     def resume(theirs):
         keeper.constants = {"config": theirs}
         keeper.save(1, {})
-        keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2}}
+        keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2, "exit_weights": True}}
         start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
 
-    with pytest.raises(UserError, match=r"es de otro de los scripts, .* \(h_cycles\): reanúdelo con aquel") as found:
+    with pytest.raises(UserError, match=r"es de otro de los scripts, .* \(exit_weights, h_cycles\)") as found:
         resume({"n_layer": 2})
     assert found.value.same_everywhere  # eight processes do not say it eight times
     with pytest.raises(UserError, match=r"es de otro modelo: n_layer=3 \(ahora 2\)") as found:
         resume({"n_layer": 3, "h_cycles": 2})
     assert found.value.same_everywhere
+
+
+def test_an_hrm_of_before_exit_norms_could_be_without_weights_goes_on_with_them():
+    vocabulary = torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)
+    before = {"config": {"n_layer": 2, "h_cycles": 2}, "tokenizer": vocabulary}
+    start._require_same(before, "c.pt", {**before, "config": {**before["config"], "exit_weights": True}})
+    with pytest.raises(UserError, match=r"exit_weights=True \(ahora False\); siga con --exit-weights; si no, use"):
+        start._require_same(before, "c.pt", {**before, "config": {**before["config"], "exit_weights": False}})
 
 
 def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(tmp_path):

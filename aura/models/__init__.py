@@ -13,6 +13,11 @@ def build(config):
     return hrm.HRM(config) if isinstance(config, hrm.HRMConfig) else gpt.GPT(config)
 
 
+def completed(values):
+    """The configuration `values` (dict) of a file, with the fields that one written before they existed lacks."""
+    return {"exit_weights": True, **values} if "h_cycles" in values else values
+
+
 def described(values, weights, named):
     """The GPTConfig or HRMConfig of a saved model: `values` and `weights` as its files hold them.
 

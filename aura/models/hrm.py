@@ -32,7 +32,8 @@ EXIT_PROBABILITY = 0.5  # generation stops thinking about a token once it has pr
 class HRMConfig:
     """Sizes of an HRM-Text1. n_layer: blocks of each of the two stacks. segments: how often all cycles are run, each
     with a loss of its own. reinject: add the embedding to z_H again before each pass of L, as the first HRM did.
-    ponder_price: nats of loss that one more segment must save a token to be worth it."""
+    ponder_price: nats of loss that one more segment must save a token to be worth it. exit_weights: the norms at the
+    stacks' exits have weights, as they had in all models before there was this field; those of HRM-Text do not."""
 
     vocab_size: int = 32_000
     seq_len: int = 512
@@ -46,6 +47,7 @@ class HRMConfig:
     reinject: bool = False
     ponder_price: float = 0.01
     rope_theta: float = 10_000.0
+    exit_weights: bool = True
 
     def check(self):
         """Raise UserError when the heads do not divide the width into even parts."""
@@ -62,7 +64,7 @@ class HRMConfig:
         """Number of trainable parameters (embedding and head are one; a halting head where there are segments)."""
         width = self.n_embd
         block = 5 * width * width + 3 * width * self.n_ff + 2 * width
-        stacks = 2 * (self.n_layer * block + width)
+        stacks = 2 * (self.n_layer * block + (width if self.exit_weights else 0))
         return self.vocab_size * width + stacks + (width + 1 if self.segments > 1 else 0)
 
     def flops_per_token(self, bp_passes=MAX_BP_PASSES):
@@ -81,9 +83,9 @@ class HRMConfig:
 
 
 PRESETS = {
-    "demo": HRMConfig(vocab_size=8192, seq_len=128, n_layer=2, n_head=2, n_embd=256, n_ff=768),
-    "100m": HRMConfig(),
-    "1b": HRMConfig(seq_len=1024, n_layer=16, n_head=12, n_embd=1536, n_ff=3840),
+    "demo": HRMConfig(vocab_size=8192, seq_len=128, n_layer=2, n_head=2, n_embd=256, n_ff=768, exit_weights=False),
+    "100m": HRMConfig(exit_weights=False),
+    "1b": HRMConfig(seq_len=1024, n_layer=16, n_head=12, n_embd=1536, n_ff=3840, exit_weights=False),
 }
 
 
@@ -95,17 +97,18 @@ def bp_passes(step, steps):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation with a weight of width `width`; computed in float32. like_branch: its output is
-    read by products alone, and has the dtype of the branch."""
+    """Root mean square normalisation, computed in float32. weighted: with a weight of width `width`. like_branch: its
+    output is read by products alone, and has the dtype of the branch."""
 
-    def __init__(self, width, like_branch=True):
+    def __init__(self, width, like_branch=True, weighted=True):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(width)) if weighted else None
         self.like_branch = like_branch
 
     def add(self, branch, x):
         """(norm(new), new) with new = x + branch."""
-        return ops.add_rms_norm(branch, x, self.weight, like_x=self.like_branch)
+        weight = x.new_ones(x.shape[-1]) if self.weight is None else self.weight
+        return ops.add_rms_norm(branch, x, weight, like_x=self.like_branch)
 
 
 class Attention(nn.Module):
@@ -165,7 +168,8 @@ class Stack(nn.Module):
         super().__init__()
         self.grad_checkpointing = False
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.exit_norm = RMSNorm(config.n_embd, like_branch=False)  # the state, to which others are added
+        # Gives the state, to which others are added.
+        self.exit_norm = RMSNorm(config.n_embd, like_branch=False, weighted=config.exit_weights)
         self.run = blocks.as_it_is
 
     def forward(self, state, injected, rotation, cache=None, slot=0, cu_seqlens=None):
