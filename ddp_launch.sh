@@ -99,14 +99,15 @@ elif [[ ${addr} == *:* ]] && ! loopback "${addr}"; then
     bad "MASTER_ADDR=\"${addr}\" es una dirección IPv6, y entre máquinas se habla aquí IPv4 (${way_out})"
 elif ((several)) && loopback "${addr}"; then
     bad "MASTER_ADDR=\"${addr}\" es esta misma máquina y hay NNODES=${nnodes} (${way_out})"
-elif ((several)) && [[ ! ${addr} =~ ^[0-9.]+$ ]] && command -v getent >/dev/null; then
+elif [[ ! ${addr} =~ ^[0-9.]+$ && ${addr} != *:* ]] && command -v getent >/dev/null; then
     # Debian and Ubuntu map a machine's own name to 127.0.1.1: the others would each look for the store at home.
     resolved=$(timeout 10 getent ahostsv4 "${addr}" | awk 'NR == 1 {print $1}')
     if [[ -z ${resolved} ]] && timeout 10 getent ahosts "${addr}" >/dev/null; then
-        bad "MASTER_ADDR=\"${addr}\" solo tiene aquí una dirección IPv6, y entre máquinas se habla IPv4 (${way_out})"
+        ((several)) &&
+            bad "MASTER_ADDR=\"${addr}\" solo tiene aquí una dirección IPv6, y entre máquinas se habla IPv4 (${way_out})"
     elif [[ -z ${resolved} ]]; then
         bad "MASTER_ADDR=\"${addr}\" no se resuelve en esta máquina (${way_out})"
-    elif loopback "${resolved}"; then
+    elif ((several)) && loopback "${resolved}"; then
         bad "MASTER_ADDR=\"${addr}\" se resuelve aquí como ${resolved}, esta misma máquina (${way_out})"
     fi
 fi

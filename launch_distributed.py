@@ -64,6 +64,8 @@ def find_script(name):
             if not os.access(path, os.R_OK):  # Python would say so in English, once a rank
                 raise UserError(f"--script {name!r}: no se puede leer (permiso denegado); compruebe sus permisos")
             return str(path)
+        if path.is_dir():
+            raise UserError(f"--script {name!r}: es una carpeta; indique la ruta de un script de Python")
     known = sorted({path.name for folder in (Path(name).parent, ROOT) for path in folder.glob("*.py")})
     near = difflib.get_close_matches(Path(name).name, known, n=3)
     raise UserError(f"--script {name!r}: no existe ese fichero; " + (

@@ -19,6 +19,7 @@ import functools
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -87,7 +88,7 @@ def parse():
 def cards(text):
     """[0, 1] for '0,1'. Raises UserError."""
     words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
+    if not all(re.fullmatch(r"\s*\d{1,9}\s*", word) for word in words):
         raise UserError(f"--gpus {text!r}: se esperan números de GPU desde 0, separados por comas (por ejemplo, --gpus "
                         "0,1)")
     return sorted({int(word) for word in words})

@@ -12,6 +12,7 @@ lost does another write it, on its own disk, and the next start finds it there.
 
 import contextlib
 import errno
+import math
 import os
 import pickle
 import re
@@ -511,22 +512,30 @@ class Checkpointer:
 
     def require_room(self, size):
         """Raise UserError when rank 0's disk cannot hold one more checkpoint of `size` bytes."""
+        self.dist.run_on_main(lambda: self._require_room(size))
+
+    def _require_room(self, size):
         free = shutil.disk_usage(self.directory).free
-        if self.dist.main and free < size:
+        if free < size:
             raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
                             f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
 
-    def say_if_room_is_short(self, size, steps, own=0):
-        """Tell when rank 0's disk has no room for what saves of `size` bytes at these steps come to: those that stay,
-        and the last one before the oldest goes. own: bytes of what rank 0 writes for itself with each; two stay."""
+    def say_if_room_is_short(self, size, steps, last, own=0):
+        """Tell when rank 0's disk has no room for what saves of `size` bytes come to: those that stay, and the last one
+        before the oldest goes. steps: a range of the steps they are due at, before the `last`. own: bytes of what rank
+        0 writes for itself with each; two stay."""
         if not self.dist.main:
             return
         there = {step_of(path) for path in found(self.directory)}
-        every = sorted(there | set(steps))
-        older, newest = every[:-self.keep - 1], every[-self.keep - 1:]
-        more = len(newest) + sum(1 for step in older if self.keep_every and step % self.keep_every == 0) - len(there)
+        newest = sorted(there | {*steps[-self.keep - 1:], last})[-self.keep - 1:]
+        older = (there | {last}) - {*newest}
+        stay = sum(1 for step in older if self.keep_every and step % self.keep_every == 0 and step not in steps)
+        if self.keep_every:  # counted, not listed: there may be more steps than memory
+            apart = math.lcm(self.keep_every, steps.step)
+            stay += len(range(-(-steps.start // apart) * apart, min(newest[0], steps.stop), apart))
+        more = len(newest) + stay - len(there)
         free = shutil.disk_usage(self.directory).free
-        owns = max(0, min(3 - len(found(self.own)), len(steps))) if own else 0
+        owns = max(0, min(3 - len(found(self.own)), len(steps) + 1)) if own else 0
         if free < more * size + owns * own:
             self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber {more} "
                             f"puntos de control más, de {(size + own) / 1e9:.2f} GB: libere espacio o baje "

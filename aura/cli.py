@@ -74,6 +74,7 @@ def path(text):
 
 
 _UNSET = object()
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)  # argparse before 3.14 knows no exponents
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -99,10 +100,17 @@ class Parser(argparse.ArgumentParser):
         self.register("type", None, words)
         self.add_argument("-h", "--help", action="help", help="muestra esta ayuda y termina")
         self._optionals.title, self._positionals.title = "opciones", "argumentos"
+        self._negative_number_matcher = NEGATIVE
 
     def error(self, message):
         """Raise UserError with argparse's message in Spanish."""
         raise UserError(_translate(message))
+
+    def _get_values(self, action, arg_strings):
+        # Up to Python 3.12 argparse takes the value of --prompt=-- for what ends the options, and gives a list.
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
 
     def alias(self, flag, *names):
         """Let `names` mean the same as `flag`, and let run() name the argument by the last of them: one that a
@@ -151,7 +159,7 @@ def _translate(message):
     """Spanish for what argparse itself finds wrong."""
     head = message.removeprefix("argument ").partition(": ")[0].rpartition("/")[2]  # of several names, the guide's
     if "expected one argument" in message or "expected at least one argument" in message:
-        return f"falta el valor de {head}"
+        return f"falta el valor de {head} (si empieza por un guion, escriba {head}=VALOR)"
     if message.startswith("the following arguments are required: "):
         return f"faltan argumentos obligatorios: {message.split(': ', 1)[1]} (--help los explica)"
     if "ignored explicit argument" in message:
@@ -212,7 +220,8 @@ def _as_called(text):
 def _last_words(text):
     outlive()  # the exit code is to come out, whatever became of the console
     sys.stdout.flush()
-    print(text, file=sys.stderr)
+    # A value with control characters would break the line, or colour the terminal.
+    print("".join(each if each.isprintable() else repr(each)[1:-1] for each in text), file=sys.stderr)
 
 
 def _let_speak(code):

@@ -20,11 +20,10 @@ import io
 import math
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 from aura import cli, report, results
 from aura.errors import EXIT_OK, UserError
-from aura.files import atomic_write, explain, require_writable_directory
+from aura.files import atomic_write, explain, require_writable_file
 
 SETTING = ("model", "parameters", "dataset", "dataset_sha256", "max_len", "padding", "strategy")
 SPREAD = ("minutes", "samples_per_s", "speedup", "f1")  # medians; the extremes are columns with _min and _max
@@ -74,10 +73,13 @@ def main():
     args = build_parser().parse_args()
     if not args.results.strip():
         raise UserError(f"CARPETA {args.results!r}: no es el nombre de una carpeta")
-    wanted = None if args.predict is None else _sizes(args.predict)
+    wanted, places = None if args.predict is None else _sizes(args.predict), []
     for flag, path in (("--markdown", args.markdown), ("--csv", args.csv), ("--png", args.png)):
         if path:
-            require_writable_directory(Path(path).parent, flag)
+            places.append(require_writable_file(path, flag).resolve())
+    if len({*places}) < len(places):
+        raise UserError("--markdown, --csv y --png: dos de ellos son el mismo fichero, y quedaría solo el último; "
+                        "indique ficheros distintos")
     found, notes = results.read(args.results)
     for note in notes:
         print(f"Aviso: {note}.")

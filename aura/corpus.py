@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aura import hub, muestra
 from aura.errors import UserError
-from aura.files import explain, path_called
+from aura.files import NAME_BYTES, explain, path_called
 
 SAMPLE_NAME = "muestra"
 SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
@@ -28,7 +28,6 @@ DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many, or 
 RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 256 << 20
-NAME_BYTES = 180  # of a folder's name, to which names in it or beside it add as much as 60: file systems take 255
 HEAD_BYTES = 1000  # looked at to tell UTF-16 without a mark
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
@@ -227,7 +226,7 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
 def find(name, named):
     """(path_called(), match of HUB_NAME or None): a slip in a path, in its folder too, must not wait for the Hub."""
     path = path_called(name, named)
-    meant = path.parent.is_dir() or str(path).lower().endswith((*SUFFIXES, ".json"))
+    meant = os.path.lexists(path.parent) or str(path).lower().endswith((*SUFFIXES, ".json"))
     return path, None if meant else HUB_NAME.fullmatch(name)
 
 

@@ -18,6 +18,7 @@ from aura.errors import UserError
 ATTEMPTS = 20  # to take a name that others take at the same time
 PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; never read, removed by the next writer
 IN_USE = ".en-uso"
+NAME_BYTES = 180  # of a name, to which names in a folder or beside a file add as much as 60: file systems take 255
 _made = []  # the folders and the locks in them that were not there before this process, for take_back()
 
 
@@ -40,9 +41,10 @@ def sync_to_disk(path, how=os.O_RDWR):
 def atomic_write(path, mode="wb"):
     """Yield a file open for writing that takes the name `path` only if the block ends without an exception.
 
-    Raises OSError as the file system reports it (no space, read-only); the old file, if any, is then untouched.
+    Raises OSError as the file system reports it (no space, read-only); the old file, if any, is then untouched. Where
+    `path` is a link, the file is the one it leads to, perhaps on another disk.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         # A file name that is not UTF-8 goes into JSON as escapes, from which Python gets its bytes back.
@@ -208,6 +210,25 @@ def require_writable_directory(directory, flag):
         why = explain(problem) if isinstance(problem, OSError) else "el nombre no está en UTF-8"
         raise UserError(f"no se puede escribir en {str(directory)!r} ({why}); indique otra carpeta con {flag}"
                         ) from problem
+
+
+def require_writable_file(name, flag):
+    """Prove that a file called `name` can be written, as atomic_write() does; returns its path. Raises UserError."""
+    named = f"{flag} {name!r}"
+    path = path_called(name, named, "indique otro nombre")
+    if path.is_dir():
+        raise UserError(f"{named} es una carpeta: indique el nombre de un fichero")
+    if len(os.fsencode(path.name)) > NAME_BYTES:
+        raise UserError(f"{named}: el nombre pasa de {NAME_BYTES} bytes, y el de lo que se guarda a su lado sería "
+                        "demasiado largo; indique uno más corto")
+    require_writable_directory(path.parent, flag)
+    if path.is_symlink():
+        leads = Path(os.path.realpath(path))
+        if not leads.parent.is_dir():
+            raise UserError(f"{named}: es un enlace a {str(leads)!r}, y esa carpeta no está; quizá falte montar el "
+                            "disco")
+        require_writable_directory(leads.parent, flag)
+    return path
 
 
 def take_back():

@@ -35,6 +35,18 @@ def main():
     """Load the model, print the texts; returns the exit code."""
     args = build_parser().parse_args()
     backend.limit_threads()
+    try:
+        _write(args)
+    except (RuntimeError, MemoryError) as problem:
+        if whose := backend.out_of_memory(problem):
+            raise UserError(f"--checkpoint {args.checkpoint!r}: no basta la memoria de {whose}: libere la que usan "
+                            "otros programas, o genere el texto en la CPU (CUDA_VISIBLE_DEVICES=) o en otra máquina"
+                            ) from problem
+        raise
+    return EXIT_OK
+
+
+def _write(args):
     config, weights, tokenizer = output.read_output(args.checkpoint)
     config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
     model = models.build(config).to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -54,7 +66,6 @@ def main():
         seconds = time.perf_counter() - started
         print(text)
         print(f"--- {count} tokens, {count / seconds:.0f} tokens/s ---")
-    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ class HuggingFaceTokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(self.model.decode("utf-8"))
         except Exception as problem:  # the package raises bare Exception for whatever it cannot read
-            raise UserError(f"el tokenizer.json no es válido ({first_line(problem)})") from problem
+            raise UserError(f"el tokenizer.json no es válido ({first_line(problem)}); indique otro tokenizador"
+                            ) from problem
         self._tokenizer.encode_special_tokens = True
         self._ids = self._tokenizer.get_vocab(with_added_tokens=True)
         if len(set(self._ids.values())) < len(self._ids):  # the library numbers an added piece by how many there are

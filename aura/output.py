@@ -58,7 +58,8 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
             moved = set_aside([path, beside, *(named_as(name) for name in tokenizers.NAMES)], path.parent)
             print(f"Aviso: el modelo que había en {path}, de otra ejecución, se ha movido a {moved}.")
         for each in (path, vocabulary, beside):
-            remove_partials(each.parent, each.name)
+            real = Path(os.path.realpath(each))  # beside which it is written, as atomic_write() does
+            remove_partials(real.parent, real.name)
         save_file(path, weights)
         write_bytes(vocabulary, tokenizer.model)
         write_json(beside, {

@@ -16,6 +16,7 @@ DEFAULT_PORT = 29500  # torchrun's own default
 SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921  # of netdevice(7)
 VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK",
              "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+SLURM_VARIABLES = {"rank": "SLURM_PROCID", "world_size": "SLURM_NTASKS", "local_rank": "SLURM_LOCALID"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def _from_environment(env):
 def _from_slurm(env):
     """Slurm's variables (srun manual, OUTPUT ENVIRONMENT VARIABLES); the port follows from the job's number so that
     two jobs on one node do not meet, and lies below those that Linux gives to connections (32768 on, ip(7))."""
-    job = re.sub(r"\D", "", env.get("SLURM_JOB_ID", "")) or 0
-    return {"rank": env["SLURM_PROCID"], "world_size": env["SLURM_NTASKS"], "local_rank": env.get("SLURM_LOCALID", "0"),
+    job = re.sub(r"\D", "", env.get("SLURM_JOB_ID", ""))[-9:] or 0
+    return {**{name: env.get(variable, "0") for name, variable in SLURM_VARIABLES.items()},
             "master_addr": env.get("MASTER_ADDR") or hosts(_slurm_list(env) or "127.0.0.1")[0],
             "master_port": env.get("MASTER_PORT") or 20000 + int(job) % 12000}
 
@@ -110,10 +111,12 @@ def _checked(found, source):
         default = {"local_rank": 0, "master_port": DEFAULT_PORT}.get(name)
         raw = found.get(name, default)
         label = f"--{name.replace('_', '-')} (o {VARIABLES[name]})"
+        if source == "SLURM":
+            label = SLURM_VARIABLES.get(name, label)
         if raw is None:
             problems.append(f"falta {label}")
-        elif not re.fullmatch(r"\d+", str(raw)):
-            problems.append(f"{label}: {raw!r} no es un número entero desde 0")
+        elif not re.fullmatch(r"\d{1,18}", str(raw)):
+            problems.append(f"{label}: {str(raw)[:40]!r} no es un número entero desde 0")
         else:
             values[name] = int(raw)
     rank, world_size = values.get("rank"), values.get("world_size")
@@ -138,6 +141,8 @@ def address_problem(address):
     """What is wrong with how the address of machine 0 is written, as a phrase with the way out; None where nothing is.
     gloo takes the first address of an interface, which is the IPv4 one."""
     way_out = "ponga la dirección IPv4 de la máquina 0, por ejemplo 192.168.1.10"
+    if not re.fullmatch(r"[\w.:%\[\]-]+", address):
+        return f"{address!r} no es una dirección: {way_out}"
     if address.strip("[]") in ("0.0.0.0", "::"):
         return f"{address!r} significa «todas las direcciones», y nadie puede conectarse a ella: {way_out}"
     if ":" not in address or address.strip("[]") == "::1":

@@ -19,7 +19,7 @@ from aura import tokenizer as tokenizers
 from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
-from aura.files import explain, hold, path_called, require_writable_directory
+from aura.files import explain, hold, require_writable_directory, require_writable_file
 from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, versions
 
@@ -29,6 +29,7 @@ TIMED_S = 0.05  # of products of each kind, by which their speeds are compared, 
 # for whoever has just forgotten to repeat an option.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
           "dropout", "ema", "precision")
+PARTS = dict.fromkeys(("model", "optimizer", "scaler", "loader", "progress", "dataset"), dict)  # of a checkpoint
 
 
 def check_places(args, dist, folder=False, description=None):
@@ -43,9 +44,8 @@ def check_places(args, dist, folder=False, description=None):
 
 
 def _check_places(args, dist, folder, description=None):
-    if dist.main and args.resume not in ("auto", "none") and \
-            not path_called(args.resume, f"--resume {args.resume!r}").exists():
-        checkpoint.choose(args.resume, args.checkpoint_dir)  # says so now, and not once the data are prepared
+    if dist.main and args.resume not in ("auto", "none") and not os.path.isdir(args.resume):
+        checkpoint.peek(checkpoint.choose(args.resume, args.checkpoint_dir))  # or the data would be prepared first
     # What one script fills from its output folder is called as the user called it: that one comes first.
     places = {"--output_dir": args.output_dir} if "output_dir" in vars(args) else {}
     places |= {"--checkpoint-dir": args.checkpoint_dir, "--log-dir": args.log_dir,
@@ -56,8 +56,8 @@ def _check_places(args, dist, folder, description=None):
         if dist.main and (flag != "--output" or folder or description) and Path(place).resolve() not in held:
             hold(place, flag)
             held.add(Path(place).resolve())
-    if not folder and path_called(args.output, f"--output {args.output!r}", "indique otro nombre").is_dir():
-        raise UserError(f"--output {args.output!r} es una carpeta: indique el nombre de un fichero")
+    if not folder:
+        require_writable_file(args.output, "--output")
     if not folder and Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \
             and checkpoint.step_of(Path(args.output)) is not None:
         raise UserError(f"--output {args.output!r} tiene el nombre de un punto de control de --checkpoint-dir, que se "
@@ -188,6 +188,9 @@ def resume(args, dist, checkpointer, run, strict=False):
         checkpointer.begin(asked)
         return
     _require_same(state, checkpointer.last, checkpointer.constants)
+    if missing := [name for name, kind in PARTS.items() if not isinstance(state.get(name), kind)]:
+        raise agreed(UserError, f"a {checkpointer.last} le falta {', '.join(missing)}: no es un punto de control "
+                     "entero; indique otro con --resume, o --resume none para empezar de cero")
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
         raise agreed(UserError, f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): "
@@ -420,7 +423,8 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
     steps, fewer = length(args, dist, loader, run.progress)
     say_if_only_rising(args, dist, steps - fewer)
     freq = args.checkpoint_freq or steps
-    checkpointer.say_if_room_is_short(size, [*range(run.progress.step // freq * freq + freq, steps, freq), steps], own)
+    due = range(run.progress.step // freq * freq + freq, steps, freq)
+    checkpointer.say_if_room_is_short(size, due, steps, own)
     synchronise(dist, module, synced)
     return Ready(synced.wrap(trained), run, steps, fewer)
 

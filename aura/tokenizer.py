@@ -208,7 +208,8 @@ def export_files(tokenizer, directory, note=print):
 def _from_directory(directory, named):
     """(model bytes, tokenizer_config.json as a dict) of a folder."""
     return _from_files(lambda name: (directory / name).read_bytes() if (directory / name).is_file() else None,
-                       NAMES[:2], f"{named}: la carpeta no tiene tokenizer.model ni tokenizer.json")
+                       NAMES[:2], f"{named}: la carpeta no tiene tokenizer.model ni tokenizer.json; "
+                       "indique otra")
 
 
 def _from_files(read, names, nothing):

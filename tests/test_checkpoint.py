@@ -334,26 +334,28 @@ def test_too_little_room_is_said_before_training(tmp_path):
 
 @pytest.mark.parametrize("there, steps, every, more", [
     ((), range(1, 10), 0, 4), ((), range(1, 5), 0, 4), ((), range(1, 4), 0, None), ((1, 2), range(3, 9), 0, None),
-    ((), range(1, 11), 2, 7), ((2, 4, 5, 6), range(7, 11), 2, None), ((10,), (10,), 0, None)])
+    ((), range(1, 11), 2, 7), ((2, 4, 5, 6), range(7, 11), 2, None), ((10,), range(10, 11), 0, None),
+    ((), range(2, 10**15, 2), 5, 10**14 + 3), ((5, 7), range(6, 19, 2), 2, 5)])
 def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch, capsys, there, steps, every, more):
     """Three stay, and the oldest goes when the next one has been written; here 3.5 fit."""
     for step in there:
         checkpoint.path_of(tmp_path, step).touch()
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=35e9))
-    checkpoint.Checkpointer(tmp_path, Session(), keep=3, keep_every=every).say_if_room_is_short(10**10, steps)
+    checkpoint.Checkpointer(tmp_path, Session(), keep=3, keep_every=every).say_if_room_is_short(10**10, steps[:-1],
+                                                                                                  steps[-1])
     told = capsys.readouterr().out
     assert f"quedan 35.00 GB y llegará a haber {more} puntos" in told if more else not told
 
 
-@pytest.mark.parametrize("steps, own, there, told", [((1,), 24, 0, False), ((1,), 26, 0, True), ((1, 2), 8, 0, True),
-                                                     ((1, 2), 8, 2, False), ((1, 2, 3, 4), 0, 0, True)])
+@pytest.mark.parametrize("steps, own, there, told", [
+    (1, 24, 0, False), (1, 26, 0, True), (2, 8, 0, True), (2, 8, 2, False), (4, 0, 0, True)])
 def test_what_rank_0_writes_for_itself_takes_room_too(tmp_path, monkeypatch, capsys, steps, own, there, told):
     keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=3)
     keeper.own.mkdir()
     for step in range(there):
         checkpoint.path_of(keeper.own, step).touch()
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=35e9))
-    keeper.say_if_room_is_short(10**10, steps, own * 10**9)
+    keeper.say_if_room_is_short(10**10, range(1, steps), steps, own * 10**9)
     assert ("libere espacio" in capsys.readouterr().out) == told
 
 

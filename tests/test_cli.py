@@ -37,7 +37,8 @@ def test_underscores_in_values_stay():
     (["--dropout", "1.5"], ["--dropout", "1.5"]),
     (["--precision", "bf61"], ["'bf61'", "¿quiso decir 'bf16'?"]),
     (["--presett", "demo"], ["--presett", "¿quiso decir --preset?"]),
-    (["--lr"], ["falta el valor", "--lr"]),
+    (["--lr"], ["falta el valor", "--lr=VALOR"]), (["--lr", "-1e-3"], ["--lr: -1e-3 está fuera"]),
+    (["--lr=--"], ["--lr: '--' no es un número"]), (["--data-dir=--", "--max-steps=--"], ["--max-steps: '--'"]),
     (["sobra"], ["de más", "'sobra'"]),
     (["--batch-size", "-1", "--lr", "x", "--nope"], ["--batch-size", "--lr", "--nope"]),
 ])
@@ -96,7 +97,16 @@ def test_a_checkpoint_that_is_not_there_is_told_first_and_by_the_name_of_the_gui
 
 def test_a_missing_value_is_told_with_the_name_that_the_guide_gives(tmp_path):
     assert run([ROOT / "hrm_training_small_100m.py", "--dataset"], tmp_path) == (
-        2, "error: falta el valor de --dataset\n")
+        2, "error: falta el valor de --dataset (si empieza por un guion, escriba --dataset=VALOR)\n")
+
+
+def test_a_value_that_is_two_dashes_is_one():
+    assert parse("--sample-prompt=--").sample_prompt == "--" and parse("--lr", "1E-3").lr == 1e-3
+
+
+def test_control_characters_of_a_value_neither_break_the_line_nor_colour_it(tmp_path):
+    code, output = run([ROOT / "train_gpt2_spanish.py", "--x\ny\x1b[31m", "--dropout=3\n"], tmp_path)
+    assert code == 2 and output.count("\n") == 1 and r"--x\ny\x1b[31m" in output, output
 
 
 def test_run_turns_exceptions_into_codes(tmp_path):

@@ -235,7 +235,9 @@ def test_bad_arguments_say_what_and_how(command, monkeypatch, capsys):
     with pytest.raises(UserError, match="CARPETA ' '"):
         compare.main()
     for words, text in ((["--predict", "4,x"], "--predict '4,x'"), (["--predict", "1"], "desde 2"),
-                        (["--png", str(folder / "taken.png")], "--png .*no se puede escribir"),
+                        (["--png", str(folder / "taken.png")], "--png .* es una carpeta"),
+                        (["--csv", "/dev/null"], "--csv '/dev/null': no es un fichero"),
+                        (["--csv", str(folder / "t.csv"), "--markdown", str(folder / "." / "t.csv")], "el mismo"),
                         (["--csv", "/proc/no/t.csv"], "--csv"), (["--marcdown", "a"], "¿quiso decir --markdown")):
         monkeypatch.setattr("sys.argv", ["compare", str(folder / "results"), *words])
         with pytest.raises(UserError, match=text):

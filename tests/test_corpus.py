@@ -387,7 +387,9 @@ def test_names_on_the_hub_and_slips_in_paths(tmp_path, monkeypatch):
     assert found.name == "dueño_mis-textos.v2_20231101.es"
     assert corpus.open_corpus("yo/textos").source["configuration"] is None
     (tmp_path / "datos").mkdir()
-    for slip in ("datos/libro", "datos/libro.txt", "datso/libro.TXT", "datso/libro.jsonl.gz", "c5", "a/b/c"):
+    (tmp_path / "fichero").write_bytes(b"")
+    (tmp_path / "colgado").symlink_to("falta")
+    for slip in ("datos/libro", "fichero/x", "colgado/x", "datos/libro.txt", "datso/libro.TXT", "datso/libro.jsonl.gz", "c5", "a/b/c"):
         with pytest.raises(UserError, match=f"--dataset '{slip}': no existe"):
             corpus.open_corpus(slip, flag="--dataset")
     write(tmp_path / "datos" / "d.txt", "hola")

@@ -137,6 +137,7 @@ BAD = [
     ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "192.168.1.10:29500"}, "MASTER_PORT=29500"),
     ({"MASTER_ADDR": "http://a"}, "MASTER_ADDR"), ({"MASTER_ADDR": "a b"}, "MASTER_ADDR"),
     ({"MASTER_ADDR": "-x"}, "MASTER_ADDR"), ({"MASTER_ADDR": "fd00::1"}, "IPv4"),
+    ({"MASTER_ADDR": "a..b"}, "no se resuelve"),
     ({"MASTER_PORT": "0"}, "MASTER_PORT"), ({"MASTER_PORT": "65536"}, "MASTER_PORT"),
     ({"MASTER_PORT": "x"}, "MASTER_PORT"),
     ({"GPUS_PER_NODE": "-2"}, "GPUS_PER_NODE"), ({"GPUS_PER_NODE": "todas"}, "GPUS_PER_NODE"),

@@ -460,6 +460,21 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
     assert not (tmp_path / "hf").exists()
 
 
+def test_too_little_memory_to_write_text_is_told(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sampling, "write", full)
+    with pytest.raises(UserError, match=r"gpt.pth': no basta la memoria de la GPU: libere .*CUDA_VISIBLE_DEVICES="):
+        generate.main()
+    monkeypatch.setattr(sampling, "write", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generate.main()
+
+
 def test_a_model_moved_without_its_description_is_told_the_name_of_it(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     path.with_suffix(".json").unlink()

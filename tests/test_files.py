@@ -37,6 +37,26 @@ def test_a_file_is_on_the_disk_before_its_name_and_that_before_anyone_is_told(tm
     assert "año" in (tmp_path / "a.json").read_text(encoding="utf-8")
 
 
+def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path):
+    (tmp_path / "disco").mkdir()
+    (tmp_path / "enlace").symlink_to("disco/a.json")
+    for value in (1, 2):
+        files.write_json(tmp_path / "enlace", value)
+    assert (tmp_path / "enlace").is_symlink() and (tmp_path / "disco" / "a.json").read_text() == "2\n"
+    assert [path.name for path in (tmp_path / "disco").iterdir()] == ["a.json"]
+
+
+def test_what_cannot_become_a_file_is_refused_before_the_work(tmp_path):
+    (tmp_path / "enlace").symlink_to("no está/a.json")
+    os.mkfifo(tmp_path / "tubo")
+    for name, why in ((".", "es una carpeta"), ("tubo", "no es un fichero"), ("ñ" * 100, "180 bytes"),
+                      ("enlace", "falte montar el disco")):
+        with pytest.raises(UserError, match=f"^--csv '.*{why}"):
+            files.require_writable_file(str(tmp_path / name), "--csv")
+    assert files.require_writable_file(str(tmp_path / "nueva" / ("ñ" * 90)), "--csv").parent.is_dir()
+    assert not (tmp_path / "no está").exists()
+
+
 def test_set_aside_keeps_everything(tmp_path):
     (tmp_path / "x").write_text("1")
     folder = files.set_aside([tmp_path / "x", tmp_path / "missing"], tmp_path)

@@ -135,7 +135,7 @@ def test_threads_of_the_user_stay_and_verbose_says_why(main, monkeypatch):
 
 BAD = [
     (["--script", "hola mundos.py"], ["--script 'hola mundos.py'", "¿quiso decir hola mundo.py"]),
-    (["--script", "."], ["--script '.'"]),
+    (["--script", "."], ["--script '.': es una carpeta"]),
     (["--gpus", "8"], ["--gpus 8", "hay 2", "--gpus 2", "--cpu 2"]),
     (["--gpus"], ["falta el valor de --gpus"]),
     (["--gpus", "0"], ["--gpus: 0"]),

@@ -237,6 +237,7 @@ BAD = [
     (["--interval", "0"], "--interval: 0"), (["--interval", "pronto"], "'pronto' no es un número"),
     (["--count", "0"], "--count: 0"), (["--once", "--count", "3"], "--once y --count 3"),
     (["--gpus", "0,x"], "--gpus '0,x'"), (["--gpus", ""], "--gpus ''"), (["--gpus", "99"], "99"),
+    (["--gpus", "9" * 5000], "--gpus '999"),
     (["--run", ""], "--run: ''"), (["--run", "fichero"], "--run 'fichero' no es una carpeta"),
     (["--replay", "nada"], "--replay 'nada': no se puede leer (no existe); compruebe la ruta"),
     (["--replay", "fichero"], "--replay 'fichero', línea 1: no es lo que escribe"),

@@ -83,7 +83,10 @@ def test_hosts_of_a_job():
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1"}, ["'fd00::1'", "IPv4"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "0.0.0.0"}, ["'0.0.0.0' significa"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "http://h"}, ["'http://h' no es una dirección"]),
-    ({**SLURM, "SLURM_NTASKS": "dos", "SLURM_JOB_ID": ""}, ["'dos'"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a\nb"}, ["'a\\nb' no es una dirección"]),
+    ({"RANK": "9" * 5000, "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ["(o RANK): '9999"]),
+    ({**SLURM, "SLURM_NTASKS": "dos", "SLURM_JOB_ID": ""}, ["SLURM_NTASKS: 'dos'"]),
+    ({**SLURM, "SLURM_PROCID": "x", "SLURM_JOB_ID": "7" * 5000}, ["SLURM_PROCID: 'x'"]),
 ])
 def test_absurd_values_are_named(env, pieces):
     with pytest.raises(UserError) as problem:

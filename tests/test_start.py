@@ -298,6 +298,15 @@ def test_an_hrm_of_before_exit_norms_could_be_without_weights_goes_on_with_them(
         start._require_same(before, "c.pt", {**before, "config": {**before["config"], "exit_weights": False}})
 
 
+def test_a_checkpoint_that_somebody_has_made_smaller_is_called_that(tmp_path):
+    about = {"config": {}, "tokenizer": torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)}
+    keeper = checkpoint.Checkpointer(tmp_path, Session(), constants=about)
+    keeper.save(1, {"model": {}, "scaler": {}, "loader": {}, "progress": 1, "dataset": {}})
+    with pytest.raises(UserError, match="00001.pt le falta optimizer, progress: no es .* indique otro") as found:
+        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
+    assert found.value.same_everywhere
+
+
 def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(tmp_path):
     def about(vocabulary):
         return {"config": {}, "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
@@ -349,7 +358,7 @@ def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
     for name in ("antes", "ahora"):
         keeper.constants = {**constants, "dataset": {"name": name, "sha256": name}}
         if name == "antes":
-            keeper.save(1, {})
+            keeper.save(1, {part: {} for part in start.PARTS if part != "dataset"})
     with pytest.raises(UserError, match=r"ckpt-00000001\.pt se entrenó con otros datos \('antes'\)"):
         start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing(), strict=True)
 
