@@ -389,7 +389,8 @@ def test_names_on_the_hub_and_slips_in_paths(tmp_path, monkeypatch):
     (tmp_path / "datos").mkdir()
     (tmp_path / "fichero").write_bytes(b"")
     (tmp_path / "colgado").symlink_to("falta")
-    for slip in ("datos/libro", "fichero/x", "colgado/x", "datos/libro.txt", "datso/libro.TXT", "datso/libro.jsonl.gz", "c5", "a/b/c"):
+    for slip in ("datos/libro", "fichero/x", "colgado/x", "datos/libro.txt",
+                 "datso/libro.TXT", "datso/libro.jsonl.gz", "c5", "a/b/c"):
         with pytest.raises(UserError, match=f"--dataset '{slip}': no existe"):
             corpus.open_corpus(slip, flag="--dataset")
     write(tmp_path / "datos" / "d.txt", "hola")
