@@ -160,17 +160,19 @@ def _of_the_system(problem):
 
 def hf_weights(config, weights):
     """Our state dict under the names and in the shapes of transformers' GPT2LMHeadModel or HrmTextForCausalLM, dtypes
-    kept. Their heads are tied, as ours are, and not stored."""
+    kept."""
     if isinstance(config, HRMConfig):
         return _hrm_weights(config, weights)
-    # Its projections are Conv1D: [in, out] where ours are [out, in].
+    # Its projections are Conv1D: [in, out] where ours are [out, in]. Its head is tied, as ours is, and not stored.
     return {f"transformer.{name}": (value.t() if name.endswith(TRANSPOSED) else value).contiguous()
             for name, value in weights.items()}
 
 
 def _hrm_weights(config, weights):
-    """Those of an HRM. Norms have no weights there: those of ours go into the products that alone read the norm."""
-    found = {"model.embed_tokens.weight": weights["wte.weight"], "model.z_L_init": weights["start"]}
+    """Those of an HRM. Norms have no weights there: those of ours go into the products that alone read the norm. The
+    head is a copy of the embedding: HRM-Text's own is not tied, and not every program that reads it knows of ties."""
+    found = {"model.embed_tokens.weight": weights["wte.weight"], "lm_head.weight": weights["wte.weight"].clone(),
+             "model.z_L_init": weights["start"]}
     for stack in "LH":
         for number in range(config.n_layer):
             ours, theirs = f"{stack.lower()}.blocks.{number}.", f"model.{stack}_module.layers.{number}."
@@ -194,8 +196,7 @@ def hf_settings(config, weights, tokenizer):
     special = {"eos_token": names[tokenizer.eos_id], "pad_token": names[tokenizer.pad_id]}
     return {
         "config.json": {**(_hrm_text(config) if isinstance(config, HRMConfig) else _gpt2(config)),
-                        "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype, **ends,
-                        MARK: aura.__version__},
+                        "dtype": dtype, "torch_dtype": dtype, **ends, MARK: aura.__version__},
         "generation_config.json": ends,
         # Text must not become a special token because it spells its name (split_special_tokens).
         "tokenizer_config.json": {
@@ -209,7 +210,8 @@ def _gpt2(config):
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": config.vocab_size,
             "n_positions": config.seq_len, "n_embd": config.n_embd, "n_layer": config.n_layer, "n_head": config.n_head,
             "n_inner": 4 * config.n_embd, "activation_function": "gelu_new", "layer_norm_epsilon": LAYER_NORM_EPSILON,
-            "resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
+            "resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout,
+            "tie_word_embeddings": True}
 
 
 def _hrm_text(config):
@@ -221,7 +223,7 @@ def _hrm_text(config):
             "rms_norm_eps": RMS_NORM_EPSILON, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
             "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
             "H_cycles": config.h_cycles, "L_cycles": config.l_cycles, "embedding_scale": math.sqrt(config.n_embd),
-            "prefix_lm": False}
+            "prefix_lm": False, "tie_word_embeddings": False}
 
 
 if __name__ == "__main__":

@@ -266,7 +266,8 @@ def test_transformers_computes_the_same(handed_over, tokenizer, capfd):
     assert type(theirs).__name__ == {GPT: "GPT2LMHeadModel", HRM: "HrmTextForCausalLM"}[type(model)]
     assert theirs.dtype == torch.float32
     assert not any(loading.values()), loading
-    assert theirs.lm_head.weight is theirs.get_input_embeddings().weight
+    assert torch.equal(theirs.lm_head.weight, theirs.get_input_embeddings().weight)
+    assert (theirs.lm_head.weight is theirs.get_input_embeddings().weight) == (type(model) is GPT)
     generation = theirs.generation_config
     assert generation.eos_token_id == generation.bos_token_id == tokenizer.eos_id
     assert generation.pad_token_id == tokenizer.pad_id
