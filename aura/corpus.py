@@ -367,13 +367,14 @@ def _lines(file, path, damage, whole, offset=0, number=0):
                                 "UTF-8")
             if raw[0] == 0xEF:  # of a mark, also within: the file may be several put together
                 raw = raw.removeprefix(codecs.BOM_UTF8)
-        fresh = raw.endswith(b"\n")
+        fresh, before = raw.endswith(b"\n"), decoder.getstate()
         try:
             text = decoder.decode(raw, final=fresh)
         except UnicodeDecodeError:
-            pending = decoder.getstate()[0]
-            decoder.reset()
-            text = (pending + raw).decode("utf-8", "replace")
+            lenient = codecs.getincrementaldecoder("utf-8")("replace")
+            lenient.setstate(before)
+            text = lenient.decode(raw, final=fresh)
+            decoder.setstate(lenient.getstate())  # a character that the end of a piece cuts goes on in the next one
             damage.add(path, number, NOT_UTF8)
         yield number, text.replace("\r\n", "\n"), (offset, number) if fresh else None
     if decoder.getstate()[0]:  # the file ends in the middle of a character

@@ -306,8 +306,8 @@ def _normalizer(spec, note):
     steps = []
     if spec.precompiled_charsmap:
         note(f"Aviso: este modelo normaliza el texto ({spec.name or 'tabla propia'}); tokenizer.json lleva la misma "
-             "tabla, pero tokenizers la aplica por grafemas: con varios signos combinados o invisibles tras una letra, "
-             "katakana de media anchura o \\r\\n el resultado puede ser otro.")
+             "tabla, pero tokenizers la aplica por grafemas: con un signo combinado tras una ligadura, varios o "
+             "invisibles tras una letra, katakana de media anchura o \\r\\n el resultado puede ser otro.")
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
         steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if spec.remove_extra_whitespaces:

@@ -206,7 +206,8 @@ def _mask(q, k, causal, lengths, cu_seqlens, together):
         parts.append(key < lengths.to(q.device)[:, None, None, None])
     if cu_seqlens is not None:
         tokens = torch.arange(q.shape[0] * q.shape[1], device=q.device)
-        document = torch.bucketize(tokens, cu_seqlens.to(q.device)[1:], right=True).view(-1, 1, 1, rows)
+        document = torch.bucketize(tokens, cu_seqlens.to(q.device)[1:], right=True)
+        document = document.view(1 if together else q.shape[0], 1, 1, rows)
         parts.append(document.transpose(-1, -2) == document)
     mask = None
     for part in parts:

@@ -82,6 +82,15 @@ def test_invalid_utf8_is_counted_with_its_first_line(tmp_path):
     assert "mala \ufffd\ufffd" in text and "cortada \ufffd\n" in text
 
 
+@pytest.mark.parametrize("size", range(5, 16))
+def test_a_bad_byte_of_a_long_line_costs_no_character_that_is_good(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(corpus, "CHUNK_BYTES", size)
+    line = b"\xff" + "ñandú 漢字 😀 ".encode() * 4 + b"\xf0\x9f fin"
+    found = corpus.open_corpus(str(write(tmp_path / "d.txt", line + b"\n" + b"buena\n" * 300)))
+    assert "".join(found.documents()).startswith(line.decode("utf-8", "replace") + "\nbuena\n")
+    assert found.damage.bad == 1
+
+
 def test_a_file_that_ends_inside_a_character_is_damage(tmp_path):
     content = b"linea buena\n" * 300 + "ñ".encode()[:1]
     found = corpus.open_corpus(str(write(tmp_path / "d.txt", content)))

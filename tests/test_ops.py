@@ -452,3 +452,11 @@ def test_a_tensor_without_data_beside_others_is_refused(fused, name):
         inputs = [torch.randn(shape, device="meta" if i == without else "cpu") for i, shape in enumerate(shapes)]
         with ops.using("fused"), pytest.raises(RuntimeError, match="meta"):
             function(*inputs)
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "auto"])
+@pytest.mark.parametrize("batch, length", [(0, 4), (2, 0)])
+def test_documents_of_no_tokens_have_an_empty_output(name, batch, length):
+    with ops.using(name):
+        found = ops.attention_packed(torch.zeros(batch, length, 3, 2, 8), cu_seqlens=torch.tensor([0, 0]))
+    assert found.shape == (batch, length, 2, 8)
