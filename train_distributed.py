@@ -11,6 +11,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 """
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,10 +81,11 @@ def build_parser():
 @found_by_all
 def check_arguments(args):
     """Raise UserError for windows that would leave parts of a context unread, and for a model that would be lost."""
-    if Path(args.output).resolve() == Path(args.model).resolve():
+    handed = os.path.realpath(args.output)  # Path.resolve() raises RuntimeError where links lead in a circle
+    if handed == os.path.realpath(args.model):
         raise UserError(f"--output {args.output!r} es la carpeta de --model, cuyos pesos se perderían: indique otra "
                         "--output")
-    if Path(args.output).resolve() == Path(args.checkpoint_dir, "best").resolve():
+    if handed == os.path.realpath(Path(args.checkpoint_dir, "best")):
         raise UserError(f"--output {args.output!r} es donde se guarda el mejor modelo por pérdida de validación, y se "
                         "perdería: indique otra --output")
     room = args.max_len - args.question_len - 3  # [CLS] question [SEP] context [SEP]

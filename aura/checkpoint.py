@@ -29,7 +29,7 @@ import torch
 from aura.backend import out_of_memory
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
-from aura.files import atomic_write, explain, path_called, remove_partials, set_aside, write_bytes
+from aura.files import atomic_write, explain, path_called, regular, remove_partials, set_aside, write_bytes
 from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
@@ -78,7 +78,7 @@ def damage(path):
     there is not the memory, or not the permission, to find out: a run must not begin anew for that reason.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular(path)) as archive:
             broken = archive.testzip() or next((record.filename for record in archive.infolist() if record.external_attr
                                                 or record.compress_type or record.flag_bits & ENCRYPTED), None)
         if broken:

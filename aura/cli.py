@@ -179,6 +179,7 @@ def run(main):
     first = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
     spokesman = os.environ.get(first, "0") == "0"
     try:
+        _require_folder()
         code = main()
         sys.stdout.flush()
     except (UserError, TrainingFault) as problem:
@@ -197,6 +198,10 @@ def run(main):
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
         _leave_now(EXIT_NO_READER)
     except OSError as problem:  # of Path.exists() and its kin: any path that was given may lead here
+        if problem.errno in (errno.EMFILE, errno.ENFILE):
+            take_back()
+            _last_words(f"error: {explain(problem)}; suba ese límite")
+            _leave_now(EXIT_BAD_INPUT)
         if problem.filename is None or problem.errno not in (errno.EACCES, errno.ENAMETOOLONG):
             raise
         take_back()
@@ -208,6 +213,14 @@ def run(main):
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()
     sys.exit(code)
+
+
+def _require_folder():
+    try:
+        os.getcwd()
+    except OSError as problem:
+        raise UserError(f"la carpeta desde la que se ejecuta ya no está ({explain(problem)}): entre en otra con cd"
+                        ) from problem
 
 
 def _as_called(text):

@@ -20,6 +20,7 @@ import io
 import math
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
 from aura import cli, report, results
 from aura.errors import EXIT_OK, UserError
@@ -80,6 +81,9 @@ def main():
     if len({*places}) < len(places):
         raise UserError("--markdown, --csv y --png: dos de ellos son el mismo fichero, y quedaría solo el último; "
                         "indique ficheros distintos")
+    if taken := [path for path in places if path.parent == Path(args.results).resolve() and path.suffix == ".json"]:
+        raise UserError(f"{str(taken[0])!r}: los .json de {args.results!r} son los resultados de las ejecuciones; "
+                        "indique otro nombre u otra carpeta")
     found, notes = results.read(args.results)
     for note in notes:
         print(f"Aviso: {note}.")

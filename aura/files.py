@@ -261,6 +261,14 @@ def path_called(name, named, otherwise="guarde su contenido en un fichero e ind�
     return path
 
 
+def regular(path):
+    """`path`, which a program reads without having been told to. Raises OSError where it is there and no file: opening
+    a pipe would wait in silence for somebody to write into it."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise OSError(errno.ENXIO, "no es un fichero", str(path))
+    return path
+
+
 def nearest(folder):
     """`folder`, or where that does not exist yet the nearest of those above it that does."""
     path = Path(folder).absolute()
@@ -271,6 +279,11 @@ def explain(problem):
     """One Spanish phrase for an OSError."""
     if problem.errno == errno.EEXIST and problem.filename and os.path.islink(problem.filename) \
             and not os.path.exists(problem.filename):
+        try:
+            os.stat(problem.filename)
+        except OSError as found:
+            if found.errno != errno.ENOENT:  # a circle of links, say
+                return explain(found)
         return f"es un enlace a {os.readlink(problem.filename)!r}, que no está; quizá falte montar el disco"
     phrases = {
         errno.ENOSPC: "no queda espacio en el disco",
@@ -285,6 +298,7 @@ def explain(problem):
         errno.EBUSY: "está en uso o es un punto de montaje",
         errno.EIO: "error de lectura o escritura del disco",
         errno.ELOOP: "los enlaces forman un círculo",
+        errno.ENXIO: "no es un fichero",
         errno.ENAMETOOLONG: "el nombre es demasiado largo",
         errno.ESTALE: "el servidor de ficheros ya no conoce el fichero",
         errno.EMFILE: "este proceso tiene demasiados ficheros abiertos; ulimit -n dice cuántos puede",

@@ -92,9 +92,10 @@ def run_rank(command):
 def relay_errors(stream):
     """Pass on what the script writes to its standard error, each line or redrawn line marked with the rank."""
     for line in io.TextIOWrapper(stream, encoding=sys.stderr.encoding, errors="replace", newline=""):
-        for start in range(0, len(line), PIECE):
-            piece = line[start:start + PIECE]
-            send(f"{os.environ['RANK']} {piece}" + ("" if piece.endswith(("\n", "\r")) else "\n"))
+        text = line.rstrip("\r\n")
+        for start in range(0, max(1, len(text)), PIECE):
+            last = start + PIECE >= len(text)
+            send(f"{os.environ['RANK']} {text[start:start + PIECE]}" + (line[len(text):] or "\n" if last else "\n"))
 
 
 def tell(**event):

@@ -16,7 +16,7 @@ import aura
 from aura import tokenizer as tokenizers
 from aura.checkpoint import read, save_file
 from aura.errors import TrainingFault, UserError
-from aura.files import explain, path_called, remove_partials, set_aside, write_bytes, write_json
+from aura.files import explain, path_called, regular, remove_partials, set_aside, write_bytes, write_json
 
 DESCRIPTION = "model_config.json"  # in a folder of one model
 
@@ -46,17 +46,18 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
     aside. Raises TrainingFault when the disk refuses.
     """
     path, beside = Path(args.output), _beside(args, description)
-    named_as = path.with_name if description else lambda name: path.with_suffix(f".{name}")
-    vocabulary = named_as(tokenizer.file_name)
+    vocabularies = dict(zip(tokenizers.NAMES, companions(args, description)[1:], strict=True))
+    vocabulary = vocabularies[tokenizer.file_name]
     try:  # raises for another model that has ended since this one began
         other = other_run(args, description)
     except UserError as problem:
         raise TrainingFault(f"no se pudo guardar el modelo: {problem}, y repita la orden con él, que lo guardará; "
                             f"{named}") from problem
     try:
-        if other:
-            moved = set_aside([path, beside, *(named_as(name) for name in tokenizers.NAMES)], path.parent)
-            print(f"Aviso: el modelo que había en {path}, de otra ejecución, se ha movido a {moved}.")
+        if other or (path.exists() and not beside.exists()):
+            moved = set_aside([path, beside, *vocabularies.values()], path.parent)
+            whose = "de otra ejecución" if other else f"que sin {beside.name} no se sabe de qué ejecución es"
+            print(f"Aviso: el modelo que había en {path}, {whose}, se ha movido a {moved}.")
         for each in (path, vocabulary, beside):
             real = Path(os.path.realpath(each))  # beside which it is written, as atomic_write() does
             remove_partials(real.parent, real.name)
@@ -70,8 +71,8 @@ def save_output(args, weights, config, data, tokenizer, progress, description, n
             "parameters": config.parameters(), "arguments": plain_arguments(args), "used": used,
             "command": sys.argv})
     except OSError as problem:
-        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; corríjalo y repita la misma orden, "
-                            f"que lo guardará; {named}") from problem
+        raise TrainingFault(f"no se pudo guardar {str(path)!r}: {explain(problem)}; corríjalo y "
+                            f"repita la misma orden, que lo guardará; {named}") from problem
     print(f"Modelo guardado en {path}, con {beside.name} y {vocabulary.name}.")
     print(f"Pruébelo: python -m aura.generate --checkpoint {shlex.quote(str(path))} --prompt \"En un lugar\"")
 
@@ -82,6 +83,22 @@ def _beside(args, description):
     if path.is_dir():  # of train_distributed.py
         return path / "metrics.json"
     return path.with_name(description) if description else path.with_suffix(".json")
+
+
+def companions(args, description=None):
+    """Where what another program needs lies beside the model at --output: its description, then its tokenizer under
+    each of the names that it may have (tokenizer.NAMES)."""
+    path = Path(args.output)
+    named_as = path.with_name if description else lambda name: path.with_suffix(f".{name}")
+    return [_beside(args, description), *map(named_as, tokenizers.NAMES)]
+
+
+def require_room_beside(args, description=None):
+    """Raise UserError where a folder or a pipe has the name of one of companions()."""
+    for path in companions(args, description):
+        if path.exists() and not path.is_file():
+            raise UserError(f"--output {args.output!r}: a su lado se guarda {path.name!r}, y lo que ahí se llama así "
+                            "no es un fichero: cámbielo de nombre, o indique otro --output")
 
 
 def written_by(beside):
@@ -139,7 +156,7 @@ def read_output(path):
     if not beside.exists():
         beside = path.with_name(DESCRIPTION)
     try:
-        description = json.loads(beside.read_text(encoding="utf-8-sig"))
+        description = json.loads(regular(beside).read_text(encoding="utf-8-sig"))
         config, vocabulary = description["config"], path.with_name(description["tokenizer"])
         known = description.get("tokenizer_sha256")
     except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -5,6 +5,7 @@ Weights are read from safetensors alone: a format without code in it.
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def find(name, note=print):
     if path.is_dir():
         return path
     plain, _, revision = name.partition("@")
-    a_path = name.startswith((".", "/", "~")) or plain.endswith("/") or plain.count("/") > 1 or "\\" in plain
+    a_path = name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", plain, re.ASCII)
     if path.exists() or a_path:
         raise UserError(f"--model {name!r}: no es una carpeta con {HELD}, ni un nombre del Hub; --model "
                         "random:tiny no necesita ningún fichero")

@@ -8,11 +8,12 @@ import os
 import re
 import threading
 import time
+import warnings
 from pathlib import Path
 
 from aura.bar import tqdm
 from aura.errors import UserError
-from aura.files import atomic_write, explain, remove_partials, set_aside, sync_to_disk
+from aura.files import atomic_write, explain, regular, remove_partials, set_aside, sync_to_disk
 
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
 # checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
@@ -241,7 +242,7 @@ def read_table(path):
     file, or a spreadsheet has turned it into something else."""
     if not Path(path).exists():
         return []
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+    with open(regular(path), newline="", encoding="utf-8-sig", errors="replace") as file:
         return [row for row in csv.DictReader(file)
                 if re.fullmatch(r"\d+", row.get("step") or "") and None not in row.values()]
 
@@ -249,7 +250,9 @@ def read_table(path):
 def new_figure(rows=1, columns=1, *, figsize, layout=None, **axes):
     """(a matplotlib Figure, its axes as Figure.subplots gives them) that needs no screen."""
     os.environ["MPLBACKEND"] = "Agg"  # a notebook sets a backend of its own, which this Python may lack
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns in English of a home that it cannot write to
+    # It warns in English of a home that it cannot write to, and of letters that its font lacks.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=figsize, layout=layout)

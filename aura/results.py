@@ -21,7 +21,7 @@ COMPLETE, SIGNALLED = "completo", "señal"
 CHOICES = {"strategy": STRATEGIES, "padding": PADDINGS, "exit": (COMPLETE, SIGNALLED)}
 POSITIVE = ("nodes", "processes", "threads", "batch_size", "grad_accum", "global_batch", "steps", "seconds",
             "samples_per_s", "step_s")
-BEYOND = 1e30  # no figure of a run is as large; a file that says so was not written by one
+BEYOND = 1e30  # no figure of a run is as large, or as small as its inverse; a file that says so is not of one
 
 
 def _now():
@@ -124,7 +124,8 @@ def read(directory):
         except (ValueError, RecursionError):  # not UTF-8, not JSON, or brackets without end
             problem = "no es JSON válido"
         if problem:
-            notes.append(f"{path.name}: {problem}; no se tiene en cuenta")
+            name = path.name if path.name.isprintable() else repr(path.name)
+            notes.append(f"{name}: {problem}; no se tiene en cuenta")
         else:
             found.append(Result(**{name: values[name] for name in KINDS}))
     if not found:
@@ -184,5 +185,6 @@ def _fits(value, kind):
         return isinstance(value, str) and value.isprintable()
     if kind in (int, float):
         whole_or_any = int if kind is int else (int, float)
-        return isinstance(value, whole_or_any) and not isinstance(value, bool) and 0 <= value < BEYOND
+        return isinstance(value, whole_or_any) and not isinstance(value, bool) \
+            and (value == 0 or 1 / BEYOND < value < BEYOND)
     return isinstance(value, kind)

@@ -21,7 +21,7 @@ from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
 from aura.files import explain, hold, require_writable_directory, require_writable_file
 from aura.halving import Fp16
-from aura.output import other_run, plain_arguments, versions
+from aura.output import other_run, plain_arguments, require_room_beside, versions
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 TIMED_S = 0.05  # of products of each kind, by which their speeds are compared, and 3 at least
@@ -58,6 +58,7 @@ def _check_places(args, dist, folder, description=None):
             held.add(Path(place).resolve())
     if not folder:
         require_writable_file(args.output, "--output")
+        require_room_beside(args, description)
     if not folder and Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \
             and checkpoint.step_of(Path(args.output)) is not None:
         raise UserError(f"--output {args.output!r} tiene el nombre de un punto de control de --checkpoint-dir, que se "

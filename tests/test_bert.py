@@ -340,6 +340,9 @@ def test_whatever_the_hub_says_is_one_line(monkeypatch):
         monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
         with pytest.raises(UserError, match=f"--model 'owner/bert': no hay .* el Hub no lo da .{told}."):
             pretrained.find("owner/bert", note=lambda _: None)
+    for name in ("a\nb", "dueño/bert", "a/b/c", "a b@main"):
+        with pytest.raises(UserError, match="ni un nombre del Hub"):
+            pretrained.find(name)
 
 
 def test_only_pickled_weights_are_refused(folder):

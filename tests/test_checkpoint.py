@@ -327,6 +327,12 @@ def test_what_rank_0_died_in_writing_no_other_rank_names(tmp_path):
     os.close(watched)
 
 
+def test_a_pipe_called_as_a_checkpoint_is_discarded(tmp_path, capsys):
+    os.mkfifo(checkpoint.path_of(tmp_path, 7))
+    assert checkpoint.newest_good(tmp_path) is None
+    assert "se descarta" in (told := capsys.readouterr().out) and "no es un fichero" in told
+
+
 def test_too_little_room_is_said_before_training(tmp_path):
     with pytest.raises(UserError, match="libere espacio"):
         saved(tmp_path).require_room(10**18)

@@ -139,6 +139,24 @@ def test_a_path_that_the_system_does_not_look_at_is_one_line(tmp_path):
                                               "permisos de sus carpetas\n")
 
 
+def test_a_folder_that_has_gone_is_one_line(tmp_path):
+    (tmp_path / "gone.py").write_text("import os\nos.mkdir('va'); os.chdir('va'); os.rmdir('../va')\n"
+                                      "from aura import cli\ncli.run(lambda: 0)")
+    code, output = run(["gone.py"], tmp_path)
+    assert code == 2 and output.startswith("error: la carpeta desde la que se ejecuta ya no está"), output
+    assert output.count("\n") == 1
+
+
+def test_too_few_open_files_are_one_line(tmp_path):
+    (tmp_path / "opens.py").write_text("import resource\nfrom aura import cli\n"
+                                       "def main():\n"
+                                       "    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+                                       "    import socket\n    socket.socketpair()\n"
+                                       "cli.run(main)")
+    code, output = run(["opens.py"], tmp_path)
+    assert code == 2 and output.startswith("error: este proceso tiene demasiados ficheros abiertos"), output
+
+
 def test_the_home_folder_is_found_where_no_shell_looks(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.path("~/modelo.pth") == f"{tmp_path}/modelo.pth" and cli.path("a~/b") == "a~/b"

@@ -238,6 +238,7 @@ def test_bad_arguments_say_what_and_how(command, monkeypatch, capsys):
                         (["--png", str(folder / "taken.png")], "--png .* es una carpeta"),
                         (["--csv", "/dev/null"], "--csv '/dev/null': no es un fichero"),
                         (["--csv", str(folder / "t.csv"), "--markdown", str(folder / "." / "t.csv")], "el mismo"),
+                        (["--csv", str(folder / "results" / "a.json")], "son los resultados de las ejecuciones"),
                         (["--csv", "/proc/no/t.csv"], "--csv"), (["--marcdown", "a"], "¿quiso decir --markdown")):
         monkeypatch.setattr("sys.argv", ["compare", str(folder / "results"), *words])
         with pytest.raises(UserError, match=text):

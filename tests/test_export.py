@@ -504,6 +504,10 @@ def test_a_model_of_another_run_that_came_to_its_place_meanwhile_is_moved_aside(
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == kept
     assert kept.keys() == {"m.pth", "m.json", "m.tokenizer.model"} and output.read_output(aside / "m.pth")
     assert output.written_by(tmp_path / "m.json")[1] == tmp_path / "b"
+    (tmp_path / "m.json").unlink()
+    output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})
+    assert "m.pth, que sin m.json no se sabe de qué ejecución es, se ha movido a" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("anterior-*/m.pth"))) == 2
 
 
 def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkeypatch):

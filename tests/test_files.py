@@ -57,6 +57,22 @@ def test_what_cannot_become_a_file_is_refused_before_the_work(tmp_path):
     assert not (tmp_path / "no está").exists()
 
 
+def test_a_pipe_where_a_file_is_read_unasked_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "tubo")
+    for path in (tmp_path / "tubo", tmp_path / "falta"):
+        with pytest.raises(OSError, match="no es un fichero|No such file") as problem:
+            files.regular(path).read_bytes()
+    with pytest.raises(OSError, match="no es un fichero") as problem:
+        files.regular(tmp_path / "tubo")
+    assert files.explain(problem.value) == "no es un fichero"
+
+
+def test_a_circle_of_links_is_not_called_a_disk_that_is_missing(tmp_path):
+    (tmp_path / "lazo").symlink_to("lazo")
+    with pytest.raises(UserError, match="los enlaces forman un círculo.; indique otra carpeta con --log-dir"):
+        files.require_writable_directory(tmp_path / "lazo", "--log-dir")
+
+
 def test_set_aside_keeps_everything(tmp_path):
     (tmp_path / "x").write_text("1")
     folder = files.set_aside([tmp_path / "x", tmp_path / "missing"], tmp_path)

@@ -303,12 +303,12 @@ def test_long_lines_of_several_ranks_arrive_whole_and_unmixed(capfd, monkeypatch
     monkeypatch.setenv("RANK", "3")
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb") as file:
-        file.write(("á" * 2500 + "\nfin\n").encode())
+        file.write(("á" * 2500 + "\n" + "b" * 1000 + "\n\nfin\n").encode())
     launch.relay_errors(os.fdopen(reader, "rb"))
     records = capfd.readouterr().err.split(launch.MARK)[1:]
-    assert [len(record) for record in records] == [1003, 1003, 503, 6] and all(
+    assert [len(record) for record in records] == [1003, 1003, 503, 1003, 3, 6] and all(
         record.startswith("3 ") and len(record.encode()) < select.PIPE_BUF for record in records)
-    assert "".join(record[2:].rstrip("\n") for record in records) == "á" * 2500 + "fin"
+    assert "".join(record[2:].rstrip("\n") for record in records) == "á" * 2500 + "b" * 1000 + "fin"
 
 
 @pytest.mark.parametrize("name", FAILURES)

@@ -198,6 +198,16 @@ def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, 
         start._check_places(args, Session(rank=1), folder=False)  # rank 0 would hold the folder
 
 
+def test_what_cannot_be_written_beside_the_model_is_told_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output="m.pth", resume="auto")
+    for name, make in (("m.json", os.mkfifo), ("m.tokenizer.model", os.mkdir)):
+        make(name)
+        with pytest.raises(UserError, match=f"--output 'm.pth': a su lado se guarda '{name}', y lo que ahí se llama"):
+            start._check_places(args, Session(rank=1), folder=False)
+        os.rename(name, "apartado" + name)
+
+
 def test_who_is_about_to_replace_the_model_of_another_run_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start, "hold", lambda *_: None)  # until this process ends

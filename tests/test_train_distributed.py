@@ -227,6 +227,12 @@ def test_who_is_about_to_replace_the_model_of_another_run_is_told(runs, tmp_path
         capsys.readouterr().out
 
 
+def test_links_in_a_circle_are_one_line(tmp_path):
+    (tmp_path / "lazo").symlink_to("lazo")
+    code, output = run([ROOT / "train_distributed.py", "--model", "random:tiny", "--output", "lazo"], tmp_path)
+    assert code == 2 and output.count("\n") == 1 and "'lazo' (los enlaces forman un círculo)" in output, output
+
+
 def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
     task = SimpleNamespace(validation_sha256="a")
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
