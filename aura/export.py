@@ -169,10 +169,10 @@ def hf_weights(config, weights):
 
 
 def _hrm_weights(config, weights):
-    """Those of an HRM. Norms have no weights there: those of ours go into the products that alone read the norm. The
-    head is a copy of the embedding: HRM-Text's own is not tied, and not every program that reads it knows of ties."""
-    found = {"model.embed_tokens.weight": weights["wte.weight"], "lm_head.weight": weights["wte.weight"].clone(),
-             "model.z_L_init": weights["start"]}
+    """Those of an HRM. Norms have no weights there: those of ours go into the products that alone read the norm, and
+    what the head reads is weighted into a head of its own, as HRM-Text's is."""
+    found = {"model.embed_tokens.weight": weights["wte.weight"], "model.z_L_init": weights["start"],
+             "lm_head.weight": weights["wte.weight"] * weights["head_weight"]}
     for stack in "LH":
         for number in range(config.n_layer):
             ours, theirs = f"{stack.lower()}.blocks.{number}.", f"model.{stack}_module.layers.{number}."

@@ -84,8 +84,8 @@ def official(config, folder):
 
 
 def norm_weights(config):
-    """Ours has weights in the norms of its blocks, theirs none."""
-    return 2 * 2 * config.n_layer * config.n_embd
+    """Ours has weights in the norms of its blocks and before its head, theirs none."""
+    return (2 * 2 * config.n_layer + 1) * config.n_embd
 
 
 def official_name(name):

@@ -266,7 +266,6 @@ def test_transformers_computes_the_same(handed_over, tokenizer, capfd):
     assert type(theirs).__name__ == {GPT: "GPT2LMHeadModel", HRM: "HrmTextForCausalLM"}[type(model)]
     assert theirs.dtype == torch.float32
     assert not any(loading.values()), loading
-    assert torch.equal(theirs.lm_head.weight, theirs.get_input_embeddings().weight)
     assert (theirs.lm_head.weight is theirs.get_input_embeddings().weight) == (type(model) is GPT)
     generation = theirs.generation_config
     assert generation.eos_token_id == generation.bos_token_id == tokenizer.eos_id
@@ -274,7 +273,7 @@ def test_transformers_computes_the_same(handed_over, tokenizer, capfd):
     tokens = torch.randint(model.config.vocab_size, (3, 48), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         ours = model(tokens)
-        assert ours.std() > 1, "logits too flat to tell anything"
+        assert ours.std() > 0.5, "logits too flat to tell anything"
         torch.testing.assert_close(theirs.eval()(tokens).logits, ours, rtol=1e-4, atol=1e-4)
     said = "".join(capfd.readouterr())
     assert "tie" not in said.lower() and "initialized" not in said, said

@@ -33,7 +33,8 @@ class HRMConfig:
     """Sizes of an HRM-Text1. n_layer: blocks of each of the two stacks. segments: how often all cycles are run, each
     with a loss of its own. reinject: add the embedding to z_H again before each pass of L, as the first HRM did.
     ponder_price: nats of loss that one more segment must save a token to be worth it. exit_weights: the norms at the
-    stacks' exits have weights, as they had in all models before there was this field; those of HRM-Text do not."""
+    stacks' exits have weights, as in all models before there was this field; HRM-Text's have none, and here only what
+    the head reads is then weighted."""
 
     vocab_size: int = 32_000
     seq_len: int = 512
@@ -64,8 +65,9 @@ class HRMConfig:
         """Number of trainable parameters (embedding and head are one; a halting head where there are segments)."""
         width = self.n_embd
         block = 5 * width * width + 3 * width * self.n_ff + 2 * width
-        stacks = 2 * (self.n_layer * block + (width if self.exit_weights else 0))
-        return self.vocab_size * width + stacks + (width + 1 if self.segments > 1 else 0)
+        weighted = 2 if self.exit_weights else 1
+        return ((self.vocab_size + weighted) * width + 2 * self.n_layer * block
+                + (width + 1 if self.segments > 1 else 0))
 
     def flops_per_token(self, bp_passes=MAX_BP_PASSES):
         """Matrix-multiplication FLOPs of one training step per token: forward through all passes, backward (twice as
@@ -205,6 +207,7 @@ class HRM(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = Stack(config)
         self.l = Stack(config)
+        self.head_weight = None if config.exit_weights else nn.Parameter(torch.ones(config.n_embd))
         self.halt = nn.Linear(config.n_embd, 1) if config.segments > 1 else None
         self.register_buffer("start", torch.zeros(config.n_embd))
 
@@ -231,8 +234,9 @@ class HRM(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed):
-        """Truncated LeCun normal: standard deviation 1 / sqrt(fan in), cut at two of them (HRM-Text); norms 1, halting
-        head 0, start of z_L normal. The same seed gives the same weights on every device."""
+        """Truncated LeCun normal: standard deviation 1 / sqrt(fan in), cut at two of them (HRM-Text); weights of norms
+        and of what the head reads 1, halting head 0, start of z_L normal. The same seed gives the same weights on every
+        device."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and not name.startswith("halt"):
@@ -240,7 +244,7 @@ class HRM(nn.Module):
                 value = torch.empty(parameter.shape)
                 parameter.copy_(nn.init.trunc_normal_(value, 0, std, -2 * std, 2 * std, generator=generator))
             else:
-                parameter.fill_(1.0 if "norm" in name else 0.0)
+                parameter.fill_(1.0 if "norm" in name or name == "head_weight" else 0.0)
         self.start.copy_(torch.empty(self.start.shape).normal_(generator=generator))
         return self
 
@@ -258,7 +262,11 @@ class HRM(nn.Module):
             *_, last = states
         if cache is not None:
             cache.advance(tokens.shape[1])
-        return F.linear(last, self.wte.weight)
+        return F.linear(self._read(last), self.wte.weight)
+
+    def _read(self, state):
+        """What the head reads of a state of H [..., C]."""
+        return state if self.head_weight is None else state * self.head_weight
 
     def states(self, tokens, cache=None, cu_seqlens=None):
         """Yield z_H [B, T, C] after each segment."""
@@ -308,7 +316,7 @@ class HRM(nn.Module):
         losses, ponder, going_on = [], 0.0, 1.0
         for number, z_h in enumerate(states, 1):
             hidden = z_h.flatten(0, 1)
-            loss, rows = ops.linear_cross_entropy_rows(hidden, self.wte.weight, targets)
+            loss, rows = ops.linear_cross_entropy_rows(self._read(hidden), self.wte.weight, targets)
             losses.append(loss)
             if self.halt is not None:
                 stopping = self._stopping(hidden) if number < self.config.segments else 1.0
