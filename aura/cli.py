@@ -74,7 +74,7 @@ def path(text):
 
 
 _UNSET = object()
-NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)  # argparse before 3.14 knows no exponents
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)  # Python 3.11's argparse knows no exponents
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(_translate(message))
 
     def _get_values(self, action, arg_strings):
-        # Up to Python 3.12 argparse takes the value of --prompt=-- for what ends the options, and gives a list.
+        # Python 3.11's argparse takes the value of --prompt=-- for what ends the options, and gives a list.
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             return self._get_value(action, "--")
         return super()._get_values(action, arg_strings)

@@ -18,6 +18,7 @@ exchange measured alone; hidden: the share of the exchange behind computation, f
 import csv
 import io
 import math
+import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +75,15 @@ def main():
     args = build_parser().parse_args()
     if not args.results.strip():
         raise UserError(f"CARPETA {args.results!r}: no es el nombre de una carpeta")
-    wanted, places = None if args.predict is None else _sizes(args.predict), []
+    wanted = None if args.predict is None else _sizes(args.predict)
+    places, folder = [], Path(os.path.realpath(args.results))
     for flag, path in (("--markdown", args.markdown), ("--csv", args.csv), ("--png", args.png)):
         if path:
             places.append(require_writable_file(path, flag).resolve())
     if len({*places}) < len(places):
         raise UserError("--markdown, --csv y --png: dos de ellos son el mismo fichero, y quedaría solo el último; "
                         "indique ficheros distintos")
-    if taken := [path for path in places if path.parent == Path(args.results).resolve() and path.suffix == ".json"]:
+    if taken := [path for path in places if path.parent == folder and path.suffix == ".json"]:
         raise UserError(f"{str(taken[0])!r}: los .json de {args.results!r} son los resultados de las ejecuciones; "
                         "indique otro nombre u otra carpeta")
     found, notes = results.read(args.results)

@@ -39,9 +39,9 @@ def main():
         _write(args)
     except (RuntimeError, MemoryError) as problem:
         if whose := backend.out_of_memory(problem):
+            elsewhere = "la CPU (CUDA_VISIBLE_DEVICES=)" if "GPU" in whose else "otra máquina"
             raise UserError(f"--checkpoint {args.checkpoint!r}: no basta la memoria de {whose}: libere la que usan "
-                            "otros programas, o genere el texto en la CPU (CUDA_VISIBLE_DEVICES=) o en otra máquina"
-                            ) from problem
+                            f"otros programas, o genere el texto en {elsewhere}") from problem
         raise
     return EXIT_OK
 

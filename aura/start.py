@@ -29,7 +29,7 @@ TIMED_S = 0.05  # of products of each kind, by which their speeds are compared, 
 # for whoever has just forgotten to repeat an option.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
           "dropout", "ema", "precision")
-PARTS = dict.fromkeys(("model", "optimizer", "scaler", "loader", "progress", "dataset"), dict)  # of a checkpoint
+PARTS = "model", "optimizer", "scaler", "loader", "progress", "dataset"  # of a checkpoint, each of them a dict
 
 
 def check_places(args, dist, folder=False, description=None):
@@ -189,7 +189,7 @@ def resume(args, dist, checkpointer, run, strict=False):
         checkpointer.begin(asked)
         return
     _require_same(state, checkpointer.last, checkpointer.constants)
-    if missing := [name for name, kind in PARTS.items() if not isinstance(state.get(name), kind)]:
+    if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
         raise agreed(UserError, f"a {checkpointer.last} le falta {', '.join(missing)}: no es un punto de control "
                      "entero; indique otro con --resume, o --resume none para empezar de cero")
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]

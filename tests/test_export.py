@@ -208,7 +208,7 @@ def model(tokenizer):
 
 
 def thinker(tokenizer, **options):
-    return scattered(HRM(HRMConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=2, n_head=4, n_embd=32, n_ff=40,
+    return scattered(HRM(HRMConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=2, n_head=4, n_embd=64, n_ff=40,
                                    **{"exit_weights": False, **options})))
 
 
@@ -273,7 +273,7 @@ def test_transformers_computes_the_same(handed_over, tokenizer, capfd):
     tokens = torch.randint(model.config.vocab_size, (3, 48), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         ours = model(tokens)
-        assert ours.std() > 0.5, "logits too flat to tell anything"
+        assert ours.std() > 1, "logits too flat to tell anything"
         torch.testing.assert_close(theirs.eval()(tokens).logits, ours, rtol=1e-4, atol=1e-4)
     said = "".join(capfd.readouterr())
     assert "tie" not in said.lower() and "initialized" not in said, said

@@ -59,9 +59,8 @@ def test_what_cannot_become_a_file_is_refused_before_the_work(tmp_path):
 
 def test_a_pipe_where_a_file_is_read_unasked_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "tubo")
-    for path in (tmp_path / "tubo", tmp_path / "falta"):
-        with pytest.raises(OSError, match="no es un fichero|No such file") as problem:
-            files.regular(path).read_bytes()
+    for path in (tmp_path, tmp_path / "falta"):  # for open() to say what is wrong
+        assert files.regular(path) == path
     with pytest.raises(OSError, match="no es un fichero") as problem:
         files.regular(tmp_path / "tubo")
     assert files.explain(problem.value) == "no es un fichero"

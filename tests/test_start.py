@@ -292,7 +292,7 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
         keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2, "exit_weights": True}}
         start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
 
-    with pytest.raises(UserError, match=r"es de otro de los scripts, .* \(exit_weights, h_cycles\)") as found:
+    with pytest.raises(UserError, match=r"otro de los scripts, .*_weights, h_cycles\): reanúdelo con aquel") as found:
         resume({"n_layer": 2})
     assert found.value.same_everywhere  # eight processes do not say it eight times
     with pytest.raises(UserError, match=r"es de otro modelo: n_layer=3 \(ahora 2\)") as found:

@@ -2,7 +2,7 @@
 
     z_H = embedding, z_L = a fixed random vector
     for each H cycle:   L_cycles times z_L = L(z_L + z_H), then z_H = H(z_H + z_L)
-    logits = z_H @ embedding.T
+    logits = (z_H * head weight) @ embedding.T
 
 The hierarchy, the two states and deep supervision in segments are from HRM (Wang et al. 2025, arXiv:2506.21734); causal
 stacks, pre-norm with a norm at each stack's exit, gated attention and the growing number of passes that gradients flow
