@@ -176,25 +176,24 @@ class Session:
             except BaseException as problem:
                 if isinstance(problem, RuntimeError) and is_communication_error(problem):
                     problem = self.peer_lost(problem)
-                fault = isinstance(problem, TrainingFault)
-                self.store.set(key, json.dumps({"error": _reason(problem), "fault": fault}))
+                self.post_failure(problem, self.turns)
                 raise problem
-            self.store.set(key, json.dumps({"result": result}))
+            self.store.set(key, json.dumps(result))
             return result
-        while not self._stored(key):
+        while True:
             # A rank 0 that is killed posts no failure, and a store of torchrun's outlives it without noticing, so its
             # process is watched as well. This is asked before the store is: what rank 0 posted before it went is there.
             gone = self.first is not None and has_ended(self.first)
-            told = self.failure() or (gone and (0, "ha muerto sin decir por qué (si no lo mató usted, pudo faltar "
-                                                   "memoria: dmesg lo dice)"))
-            if told and not self._stored(key):
+            told = self.failure() or (gone and [0, "ha muerto sin decir por qué (si no lo mató usted, pudo faltar "
+                                                   "memoria: dmesg lo dice)", None, True])
+            if told and told[2] is not None and told[2] >= self.turns:
+                _, reason, _, fault = told
+                raise agreed(TrainingFault if fault else UserError, f"el rango 0 se ha detenido: {reason}")
+            if self._stored(key):
+                return json.loads(self.store.get(key))
+            if told:
                 raise self._left(told)
             time.sleep(POLL_SECONDS)
-        answer = json.loads(self.store.get(key))
-        if "error" in answer:
-            kind = TrainingFault if answer["fault"] else UserError
-            raise agreed(kind, f"el rango 0 se ha detenido: {answer['error']}")
-        return answer["result"]
 
     def wait_for_main(self):
         """Wait until rank 0 comes here too, however long it takes: torchrun kills who is left 30 s after the first
@@ -219,17 +218,18 @@ class Session:
         except TimeoutError as problem:
             raise c10d.DistNetworkError(f"el rango 0 no contesta: {problem}") from problem
 
-    def post_failure(self, problem):
-        """Leave the reason of our own end where the others look when they lose us; the first reason stays."""
+    def post_failure(self, problem, turn=None):
+        """Leave the reason of our own end where the others look when they lose us; the first reason stays. turn: of
+        run_on_main, whose failures are those of all."""
         if self.grouped:
             # The store may be what is gone; our problem is already on its way.
             with contextlib.suppress(RuntimeError, TimeoutError):
-                reason = json.dumps([self.rank, _reason(problem)])
+                reason = json.dumps([self.rank, _reason(problem), turn, isinstance(problem, TrainingFault)])
                 within(FAREWELL_SECONDS, lambda: self.store.compare_set("failed", "", reason))
 
     def failure(self):
-        """(rank, reason) of the first process that has posted its failure; None where none has, or the store is out of
-        reach."""
+        """[rank, reason, turn of run_on_main or None, whether it is a TrainingFault] of the first process that has
+        posted its failure; None where none has, or the store is out of reach."""
         if self.told:
             return self.told
         with contextlib.suppress(RuntimeError, TimeoutError):

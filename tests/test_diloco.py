@@ -383,7 +383,7 @@ def test_who_is_left_in_the_last_agreement_keeps_what_it_has_learnt(runs, size):
 @pytest.mark.parametrize("size", CASES)
 def test_who_waits_hears_that_another_has_failed(runs, size):
     first, *others = [rank["told_of_failure"] for rank in runs[size]]
-    assert first is None and others == [("otro proceso ha fallado", [0, "disco lleno"])] * (size - 1)
+    assert first is None and others == [("otro proceso ha fallado", [0, "disco lleno", None, False])] * (size - 1)
 
 
 @pytest.mark.parametrize("size", CASES)

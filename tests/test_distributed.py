@@ -275,12 +275,18 @@ threading.Thread(target=print).start()
     assert code == 3 and output.startswith("error: el sistema no da más hilos") and output.count("\n") == 1, output
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind, code", [("UserError", 2), ("TrainingFault", 3)])
-def test_a_failure_on_rank_0_is_told_to_all(tmp_path, kind, code):
+def test_a_failure_on_rank_0_is_told_to_all(tmp_path, kind, code, late):
+    """Also to who had other work meanwhile, and comes when rank 0 and its store are gone."""
     path = program(tmp_path, f"""
+import time
 from aura.errors import TrainingFault
 def work():
     raise {kind}("el fichero «x» está roto")
+while {late} and dist.rank and not distributed.has_ended(dist.first):
+    time.sleep(0.05)
+dist.run_on_main(lambda: None)
 dist.run_on_main(work)
 """)
     outputs = run_ranks([path], [tmp_path] * 2)
@@ -301,9 +307,16 @@ def slow(*words):  # a large one takes longer to read than anybody waits for a m
 checkpoint.choose = slow
 print(checkpoint.Checkpointer(".", dist).load("{resume}"))
 """)
-    path.write_text(path.read_text().replace("dist_timeout=20.0", "dist_timeout=2.0"))
+    path.write_text(path.read_text().replace("def main():", """
+start = distributed._start_group
+def hasty(dist, *words):  # only once they have met
+    dist.timeout = 2.0
+    start(dist, *words)
+distributed._start_group = hasty
+
+def main():"""))
     outputs = run_ranks([path], [tmp_path] * 2)
-    assert [each for each, _ in outputs] == [code] * 2, outputs
+    assert [each for each, _ in outputs] == [code] * 2, "\n".join(output for _, output in outputs)
     assert all(("'cortado.pt'" if code else "None") in output for _, output in outputs), outputs
 
 
