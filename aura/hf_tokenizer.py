@@ -80,7 +80,8 @@ class HuggingFaceTokenizer:
         """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for special tokens. None where tokens do
         not tell, as in WordPiece, where no token holds the spaces."""
         model = self._document["model"]
-        if model.get("type") in ("WordPiece", "WordLevel") or model.get("end_of_word_suffix"):
+        kind = type(self._tokenizer.model).__name__  # which the files of the library's first versions do not say
+        if kind in ("WordPiece", "WordLevel") or model.get("end_of_word_suffix"):
             return None
         byte_level = "ByteLevel" in _types(self._document["decoder"])
         added = {token["content"]: token["special"] for token in self._document["added_tokens"]}

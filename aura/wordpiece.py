@@ -202,6 +202,8 @@ def _read_document(file):
         raise UserError(f"{str(file)!r}: no existe; indique una carpeta con un vocab.txt o un tokenizer.json")
     document = _read_object(file)
     parts = {name: part if isinstance(part := document.get(name), dict) else {} for name in BERT}
+    if "vocab" in parts["model"]:
+        parts["model"].setdefault("type", "WordPiece")  # which the library's first versions did not write
     if others := [f"{name}.{key} {parts[name].get(key)!r}" for name, expected in BERT.items()
                   for key, value in expected.items() if parts[name].get(key) != value]:
         raise UserError(f"{str(file)!r}: no es el tokenizador de un BERT ({', '.join(others[:3])}); indique una "

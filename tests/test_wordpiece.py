@@ -198,6 +198,10 @@ def test_a_folder_with_nothing_but_the_librarys_file(vocab_file, lowercase, stri
     expected = wordpiece.WordPiece(wordpiece.load(vocab_file).vocab, lowercase, strip_accents)
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         assert wordpiece.load(path).sha256 == expected.sha256
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    del document["model"]["type"]
+    (tmp_path / "of_2019.json").write_text(json.dumps(document))
+    assert wordpiece.load(tmp_path / "of_2019.json").sha256 == expected.sha256
     write(tmp_path, [*SPECIAL, "the"])
     assert wordpiece.load(tmp_path).vocab_size == 6, "a vocab.txt comes first"
 
