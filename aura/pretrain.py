@@ -15,6 +15,7 @@ from aura import (
     ops,
     output,
     report,
+    resume,
     sampling,
     scaling,
     sharding,
@@ -66,8 +67,8 @@ def _find_or_prepare(args, dist, config):
         if not args.prepare:
             # train_tensordock.py takes no other tokenizer than that of the run, and no other text.
             earlier = [] if "output_dir" in vars(args) else tokenizers.NAMES
-            start.require_resumable(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model,
-                                    [Path(args.data_dir, text.name, each) for each in earlier])
+            resume.require_same(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model,
+                                [Path(args.data_dir, text.name, each) for each in earlier])
 
     return dataset.prepare(
         text, args.data_dir, vocab_size=args.vocab_size,

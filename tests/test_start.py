@@ -1,6 +1,5 @@
 """What all ranks must have in common before the loop begins."""
 
-import contextlib
 import errno
 import json
 import os
@@ -18,12 +17,11 @@ import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
 import train_tensordock
-from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pace, start
+from aura import backend, files, hrm_training, loop, ops, output, pace, start
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from aura.rendezvous import SAME_EVERYWHERE
-from aura.sync import Exact
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.
@@ -173,23 +171,6 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
 
 
-def run_of_nothing():
-    return loop.Run(torch.nn.Linear(1, 1), SimpleNamespace(param_groups=[]), None, None, None, Exact(Session()))
-
-
-def test_damaged_checkpoints_do_not_take_the_place_of_new_ones(tmp_path, capsys):
-    for step in (500, 600):
-        (tmp_path / f"ckpt-{step:08d}.pt").write_bytes(b"PK")
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=2)
-    run = run_of_nothing()
-    start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run)
-    assert run.progress.step == 0
-    for step in (1, 2):
-        keeper.save(step, {"step": step})
-    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [2, 1]
-    assert len(list(tmp_path.glob("anterior-*/*.pt"))) == 2 and "se han movido a" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("output", ["c/ckpt-00000002.pt", "c/../c/interrupt-step-2.pt"])
 def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
@@ -281,96 +262,6 @@ def test_two_models_never_share_what_lies_beside_them(tmp_path, monkeypatch, des
         output.save_output(args, {}, None, None, SimpleNamespace(file_name="tokenizer.model"), None, description,
                            "último punto de control: b/x.pt", {})
     assert {path.name for path in (tmp_path / "m").iterdir()} == {beside, model}
-
-
-def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
-    keeper = checkpoint.Checkpointer(tmp_path, Session())
-
-    def resume(theirs):
-        keeper.constants = {"config": theirs}
-        keeper.save(1, {})
-        keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2, "exit_weights": True}}
-        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
-
-    with pytest.raises(UserError, match=r"otro de los scripts, .*_weights, h_cycles\): reanúdelo con aquel") as found:
-        resume({"n_layer": 2})
-    assert found.value.same_everywhere  # eight processes do not say it eight times
-    with pytest.raises(UserError, match=r"es de otro modelo: n_layer=3 \(ahora 2\)") as found:
-        resume({"n_layer": 3, "h_cycles": 2})
-    assert found.value.same_everywhere
-
-
-def test_an_hrm_of_before_exit_norms_could_be_without_weights_goes_on_with_them():
-    vocabulary = torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)
-    before = {"config": {"n_layer": 2, "h_cycles": 2}, "tokenizer": vocabulary}
-    start._require_same(before, "c.pt", {**before, "config": {**before["config"], "exit_weights": True}})
-    with pytest.raises(UserError, match=r"exit_weights=True \(ahora False\); siga con --exit-weights; si no, use"):
-        start._require_same(before, "c.pt", {**before, "config": {**before["config"], "exit_weights": False}})
-
-
-def test_a_checkpoint_that_somebody_has_made_smaller_is_called_that(tmp_path):
-    about = {"config": {}, "tokenizer": torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)}
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), constants=about)
-    keeper.save(1, {"model": {}, "scaler": {}, "loader": {}, "progress": 1, "dataset": {}})
-    with pytest.raises(UserError, match="00001.pt le falta optimizer, progress: no es .* indique otro") as found:
-        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
-    assert found.value.same_everywhere
-
-
-def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(tmp_path):
-    def about(vocabulary):
-        return {"config": {}, "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
-
-    files_at_hand = [tmp_path / "no", tmp_path / "tokenizer.model"]
-    files_at_hand[1].write_bytes(b"de antes")
-    for theirs, named in ((b"de antes", True), (b"de otro", False)):
-        with pytest.raises(UserError, match="con otro tokenizador; ") as found:
-            start._require_same(about(theirs), "c.pt", about(b"de ahora"), files_at_hand)
-        assert (f"siga con el de antes, --tokenizer {files_at_hand[1]}" in str(found.value)) == named
-
-
-def test_the_log_of_a_way_that_is_left_is_kept(tmp_path, capsys):
-    for name in ("train.csv", "loss.png", "events.log"):
-        (tmp_path / "l" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "l" / name).write_text(name)
-    (tmp_path / "anterior").mkdir()
-    args = SimpleNamespace(log_dir=str(tmp_path / "l"), output="m.pth")
-    start._keep_log(args, Session(), tmp_path / "anterior")
-    assert {path.name: path.read_text() for path in (tmp_path / "anterior").iterdir()} == {
-        "train.csv": "train.csv", "loss.png": "loss.png"} and (tmp_path / "l" / "train.csv").exists()
-    assert "(m.pth)" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no se puede copiar el registro .* haga sitio, y repita la orden"):
-        start._keep_log(args, Session(), tmp_path / "no" / "hay")
-
-
-@pytest.mark.parametrize("theirs, ours, told", [(5, 6, True), (5, 5, False), (None, 6, False), (5, None, False)])
-def test_a_run_that_began_with_other_published_weights_is_not_gone_on_with(theirs, ours, told):
-    before, after = ({"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "begun_with": weights,
-                      "arguments": {"model": "m/qa"}} for weights in (theirs, ours))
-    refused = pytest.raises(UserError, match="c.pt empezó con otros pesos, los de --model 'm/qa': indique aquellos, o")
-    with refused if told else contextlib.nullcontext():
-        start._require_same(before, "c.pt", after)
-
-
-@pytest.mark.parametrize("now, told", [("otros", True), ("libro", False), (None, False)])
-def test_the_data_whose_tokenizer_is_meant_are_named(now, told):
-    before, after = ({"config": {}, "tokenizer": torch.tensor([number], dtype=torch.uint8)} for number in range(2))
-    before["dataset"] = {"name": "libro"}
-    with pytest.raises(UserError, match="con otro tokenizador; ") as found:
-        start._require_same(before, "c.pt", after | ({"dataset": {"name": now}} if now else {}))
-    way_out = "los datos eran 'libro' y ahora son 'otros': indique aquellos, o use las mismas"
-    assert (way_out in str(found.value)) == told
-
-
-def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
-    constants = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
-    keeper = checkpoint.Checkpointer(tmp_path, Session())
-    for name in ("antes", "ahora"):
-        keeper.constants = {**constants, "dataset": {"name": name, "sha256": name}}
-        if name == "antes":
-            keeper.save(1, {part: {} for part in start.PARTS if part != "dataset"})
-    with pytest.raises(UserError, match=r"ckpt-00000001\.pt se entrenó con otros datos \('antes'\)"):
-        start.resume(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing(), strict=True)
 
 
 @pytest.mark.parametrize("count,sync,ema,size,what", [

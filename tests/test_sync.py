@@ -22,6 +22,7 @@ from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
+from aura.resume import restore
 from tests.support import ROOT, Notes, run_ranks
 from tests.test_diloco import together
 from tests.test_fsdp import newest, next_token_loss, same
@@ -95,7 +96,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
         synced = start.make_sync(args, dist, model, model, policy.max_steps, next_token_loss, precision, None)
         assert synced.method != "diloco" or (synced.outer_lr, synced.outer_momentum) == (0.75, 0.85)
         run = loop.Run(model, optimizer, precision, loader, average, synced)
-        start.resume(args, dist, keeper, run)
+        restore(args, dist, keeper, run)
         start.synchronise(dist, model, synced)
         with synced.agreed():
             begun = crc(model.parameters())

@@ -1,0 +1,165 @@
+"""Going on from a checkpoint: whether it is of this run, what of it is put back, what is said of what has changed."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from aura import checkpoint, models, report, sharding, sync
+from aura import tokenizer as tokenizers
+from aura.errors import UserError, agreed
+from aura.files import explain
+
+# Arguments that a resumed run may change, and that change how it learns. What is asked for now holds; it is said aloud,
+# for whoever has just forgotten to repeat an option.
+RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
+          "dropout", "ema", "precision")
+PARTS = "model", "optimizer", "scaler", "loader", "progress", "dataset"  # of a checkpoint, each of them a dict
+
+
+def restore(args, dist, checkpointer, run, strict=False):
+    """Put the newest checkpoint (--resume auto), a given one, or none, back into the loop.Run.
+
+    Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
+    strict, is refused as well.
+    """
+    asked, state = dist.run_on_main(lambda: checkpointer.asked(args.resume)), None
+    if asked != "none":
+        state = checkpointer.load(asked, sharding.own_part(run.module, run.optimizer), run.sync.setting)
+    if state is None:
+        checkpointer.start_fresh()  # damaged ones too: rotation would keep them, and not the new ones
+        checkpointer.sign(run.sync.origin)
+        checkpointer.begin(asked)
+        return
+    _require_same(state, checkpointer.last, checkpointer.constants)
+    if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
+        raise agreed(UserError, f"a {checkpointer.last} le falta {', '.join(missing)}: no es un punto de control "
+                     "entero; indique otro con --resume, o --resume none para empezar de cero")
+    same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
+    if strict and not same_data:
+        raise agreed(UserError, f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): "
+                     "indique aquellos, o empiece de cero en otra carpeta")
+    if folder := checkpointer.branch_off():
+        _keep_log(args, dist, folder)
+    checkpointer.begin(asked)
+    run.restore(state, same_data)
+    if asked != "auto" and run.sync.origin:  # what others hold of the way that was left is not this run's
+        run.sync.origin = sync.name_run(dist)
+    checkpointer.sign(run.sync.origin)
+    progress, before = run.progress, state.get("arguments", {})
+    if not same_data:
+        progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
+    if "lr" in before and before["lr"] != args.lr:
+        progress.lr_scale = 1.0
+    _say_resumed(args, dist, run, state, checkpointer.last, same_data)
+
+
+def _keep_log(args, dist, folder):
+    """Copy tables and curve of the way that a run leaves to where its checkpoints have gone: the log goes on without
+    the rows that do not lead to where it begins."""
+    try:
+        for path in [*Path(args.log_dir).glob("*.csv"), *Path(args.log_dir).glob(report.CURVE)]:
+            shutil.copy2(path, folder)
+    except OSError as problem:
+        raise UserError(f"no se puede copiar el registro de {args.log_dir!r} a {str(folder)!r} ({explain(problem)}); "
+                        "haga sitio, y repita la orden") from problem
+    dist.print("Ahí queda también una copia del registro. Si en --output hay ya un modelo, el de ahora tomará su "
+               f"lugar: cópielo si quiere conservarlo ({args.output}).")
+
+
+def _say_resumed(args, dist, run, state, path, same_data):
+    """Tell where the run goes on from, and in what it will not be as it was when `state` was saved."""
+    progress, before = run.progress, state.get("arguments", {})
+    if same_data and "seed" in before and (seed := state["loader"]["seed"]) != args.seed:
+        dist.print(f"El orden de los datos sigue siendo el de --seed {seed}, con que se empezó; --seed {args.seed} "
+                   "se usa para todo lo demás que es aleatorio.")
+    dist.print(f"Se reanuda en el paso {progress.step} desde {path}.")
+    now = vars(args)
+    changed = [f"--{name.replace('_', '-')} {now[name]} (antes {before[name]})" for name in RECIPE
+               if name in before and name in now and before[name] != now[name]]
+    if changed:
+        dist.print(f"Se usan los valores indicados ahora, distintos de los de antes: {', '.join(changed)}.")
+    if progress.lr_scale != 1:
+        dist.print(f"La tasa de aprendizaje sigue siendo la prevista multiplicada por {progress.lr_scale:g}, por los "
+                   "valores no finitos de antes; si indica otro --lr, se usa tal cual.")
+    if run.sync.setting and "own" not in state:
+        dist.print("Cada proceso parte de los pesos acordados: los procesos o --sync no son los de antes, o falta lo "
+                   "que guardó alguno.")
+    if not same_data:
+        dist.print(f"Los datos son otros (antes {state['dataset']['name']!r}): se empieza por su principio.")
+
+
+def length(args, dist, loader, progress):
+    """(steps of the whole run, `fewer`).
+
+    Where --epochs says how long the run is, the steps before a resume may each have taken more or less data than one
+    takes today: on another number of processes, or of another data set. They count as the number of today's steps that
+    would have seen as much; `fewer` is how many steps less that is. The learning rate follows the schedule of a run
+    made of today's steps only: that of step - fewer, out of steps - fewer."""
+    if args.max_steps:
+        return args.max_steps, 0
+    whole, batch = args.epochs * loader.steps_per_epoch, args.batch_size * args.grad_accum * dist.world_size
+    left = (args.epochs - 1 - loader.epoch) * loader.steps_per_epoch + (loader.windows - loader.samples) // batch
+    fewer = progress.step - (whole - left)
+    if fewer:
+        dist.print("Antes cada paso llevaba otros datos u otra cantidad: lo ya visto equivale a "
+                   f"{whole - left} de los {whole} pasos de ahora, y faltan {left}.")
+    return whole + fewer, fewer
+
+
+def require_same(args, config, vocabulary, earlier):
+    """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
+    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes. earlier: files that may
+    hold that of the checkpoint, for the message to name."""
+    path = args.resume != "none" and checkpoint.choose(args.resume, args.checkpoint_dir)
+    if path:
+        _require_same(checkpoint.peek(path), path, about(config, vocabulary), earlier)
+
+
+def about(config, vocabulary):
+    """What a checkpoint says of its model and of its tokenizer, the bytes `vocabulary`."""
+    return {"config": asdict(config), "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
+
+
+def _bytes_of(file):
+    """What a file holds, None where it is missing or may not be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+def _require_same(state, path, constants, earlier=()):
+    """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
+    has rank 0's, so all of them find it and one tells. earlier: as require_same() takes it."""
+    way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
+    data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
+    if now and data and data != now:
+        way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
+    try:
+        theirs, ours = models.completed(state["config"]), constants["config"]
+        if theirs.keys() != ours.keys():
+            raise agreed(UserError, f"{path} es de otro de los scripts, o de otra versión de este "
+                         f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
+                         "--checkpoint-dir")
+        differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
+                     if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
+        if theirs.get("exit_weights") and not ours["exit_weights"]:  # as all had before there was the option
+            way_out = f"siga con --exit-weights; si no, {way_out}"
+        if differing:
+            raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
+        theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
+        if not tokenizers.same_pieces(theirs, ours):
+            if str(constants.get("arguments", {}).get("model")).startswith("random:"):
+                way_out = f"con --model random:... sale de las preguntas, que serán otras: {way_out}"
+            for file in earlier:
+                if _bytes_of(file) == theirs:
+                    way_out = f"si el texto ha cambiado, siga con el de antes, --tokenizer {file}; si no, {way_out}"
+            raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
+        theirs, ours = (each.get("begun_with") for each in (state, constants))
+        if theirs and ours and theirs != ours:
+            raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
+                         "indique aquellos, otra --checkpoint-dir, o --resume none para empezar de cero")
+    except KeyError as problem:
+        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem})") from problem
