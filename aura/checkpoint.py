@@ -127,10 +127,10 @@ def _load(path, **how):
         return state
     except (RuntimeError, LookupError, ValueError, EOFError, OSError) as problem:
         raise UserError(f"{str(path)!r} no es un punto de control de este proyecto "
-                        f"({first_line(problem)})") from problem
+                        f"({first_line(problem)}); indique otro") from problem
     except Exception as problem:  # pickle.UnpicklingError, whose text weights_only fills with advice not meant for us
-        raise UserError(f"{str(path)!r} contiene objetos que no son tensores ni valores simples: no se carga"
-                        ) from problem
+        raise UserError(f"{str(path)!r} contiene objetos que no son tensores ni valores simples, y no se carga: "
+                        "indique otro") from problem
 
 
 def newest_good(directory, note=print):

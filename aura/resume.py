@@ -162,4 +162,5 @@ def _require_same(state, path, constants, earlier=()):
             raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
                          "indique aquellos, otra --checkpoint-dir, o --resume none para empezar de cero")
     except KeyError as problem:
-        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem})") from problem
+        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem}); indique otro "
+                     "con --resume, o --resume none para empezar de cero") from problem

@@ -157,7 +157,7 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     with pytest.raises(UserError, match=r"x\.pt': no es un fichero de PyTorch.*dañado; use otro .con --resume auto"):
         keeper.load(str(tmp_path / "x.pt"))
     torch.save({"step": object}, tmp_path / "y.pt")
-    with pytest.raises(UserError, match="no se carga"):
+    with pytest.raises(UserError, match="no se carga: indique otro"):
         keeper.load(str(tmp_path / "y.pt"))
 
 
