@@ -42,6 +42,8 @@ def find(args, env=None):
     flags = {name: getattr(args, name, None) for name in VARIABLES}
     flags = {name: value for name, value in flags.items() if value is not None}
     found, source = _from_environment(env)
+    if source == "SLURM" and not {"rank", "world_size"} <= flags.keys():
+        _require_srun(env)
     if flags:
         found, source = {**found, **flags}, "argumentos"
     if not {"rank", "world_size"} & found.keys():
@@ -59,6 +61,14 @@ def _from_environment(env):
         return _from_slurm(env), "SLURM"
     found = {name: env[variable] for name, variable in VARIABLES.items() if env.get(variable)}
     return found, "torchrun" if "TORCHELASTIC_RUN_ID" in env else "variables de entorno"
+
+
+def _require_srun(env):
+    """Raise UserError in the batch script of a job of several tasks, or in a shell of salloc's: the variables say that
+    this is task 0, and the others would never come."""
+    if env.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        raise UserError(f"SLURM_NTASKS={env['SLURM_NTASKS'][:40]} son las tareas de este trabajo, y a este proceso no "
+                        "lo lanzó srun: ponga srun delante de la orden o, si quiere un solo proceso, SLURM_NTASKS=1")
 
 
 def _from_slurm(env):

@@ -93,9 +93,8 @@ def require_all(peers, place, timeout):
                             f"rango {rank}: use el mismo en todas las máquinas, el número de procesos de todas juntas")
     missing = sorted(set(range(place.world_size)) - peers.keys())
     if missing:
-        hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
         raise UserError(f"han pasado {timeout:g} s y {placement.told('falta', missing)} de {place.world_size}: "
-                        f"compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE{hint}")
+                        f"compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE")
 
 
 def require_same(peers):

@@ -192,11 +192,10 @@ def missing(ranks, peers, place, timeout):
     empty = [node for node in placement.slurm_nodes() if node not in {peer["node"] for peer in peers.values()}
              ] if place.source == "SLURM" else []
     nodes = f" (de {', '.join(empty)} no llegó nadie)" if empty else ""
-    hint = "; con SLURM, lance el programa con srun" if place.source == "SLURM" else ""
     return Finding("missing", f"{'rango' if len(ranks) == 1 else 'rangos'} {', '.join(map(str, ranks))}",
                    f"sin noticias en {timeout:g} s{nodes}; sí llegó {named(peers, peers)}",
                    "compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE, y que ven la "
-                   f"máquina del rango 0{hint}")
+                   "máquina del rango 0")
 
 
 def silent(ranks, peers, stage, limit):

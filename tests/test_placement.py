@@ -17,7 +17,7 @@ def args(**given):
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1",
             "MASTER_PORT": "29400"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "gpu[03-05,9],login",
-         "SLURM_JOB_ID": "1234567"}
+         "SLURM_JOB_ID": "1234567", "SLURM_STEP_NUM_TASKS": "8"}
 
 
 def test_alone():
@@ -47,6 +47,15 @@ def test_torchrun_inside_slurm_wins():
 
 def test_slurm_with_one_task_is_alone():
     assert not placement.find(args(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).grouped
+
+
+@pytest.mark.parametrize("shell", [{}, {"SLURM_STEP_NUM_TASKS": "1"}], ids=["sbatch", "salloc"])
+def test_without_srun_nobody_is_waited_for(shell):
+    job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "n1", **shell}
+    for given in ({}, {"master_port": 1234}, {"rank": 0}):
+        with pytest.raises(UserError, match="SLURM_NTASKS=8 son las tareas .* no lo lanzó srun: ponga srun delante"):
+            placement.find(args(**given), job)
+    assert placement.find(args(rank=0, world_size=1), job).world_size == 1
 
 
 def test_flags_win():

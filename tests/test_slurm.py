@@ -128,6 +128,17 @@ def test_two_nodes_train_with_both_strategies_and_come_back(cluster, data, tmp_p
         assert f"[rango {rank}] rank={rank} local_rank=0 world_size=2 backend=gloo" in output
 
 
+def test_without_srun_it_is_told_at_once(cluster, tmp_path):
+    """And a job of several tasks may train in one process all the same."""
+    command = f"'{sys.executable}' '{ROOT / 'test_ddp.py'}'"
+    for before, code, told in (("", "2:0", "SLURM_NTASKS=2 son las tareas de este trabajo, y a este proceso no lo"),
+                               ("SLURM_NTASKS=1 ", "0:0", "un solo proceso")):
+        job = cluster.submit("--ntasks=2", f"--wrap={before}{command}", f"--output={tmp_path}/log", cwd=tmp_path)
+        shown = cluster.wait(job, "COMPLETED", "FAILED")
+        log = (tmp_path / "log").read_text()
+        assert shown["ExitCode"] == code and told in log, log
+
+
 def test_bad_input_is_said_and_does_not_come_back(cluster, tmp_path):
     """The reason is in the log, the exit code is the script's, and nothing is queued again."""
     reasons = {"--strategy: 'dpp'": {"PYTHON": sys.executable}, 'MAX_REQUEUES="muchas"': {"MAX_REQUEUES": "muchas"},
