@@ -311,9 +311,10 @@ def run_within_memory(args, dist, data, config):
         except (RuntimeError, MemoryError, OutOfMemory) as problem:
             if not isinstance(problem, OutOfMemory) and not backend.out_of_memory(problem):
                 raise
-            if stopped := getattr(problem, "asked_to_stop", 0):
+            request = getattr(problem, "request", None)
+            if request and request.number:
                 dist.print(f"Detenido por una señal; {problem}.")
-                return EXIT_SIGNAL_BASE + stopped
+                return EXIT_SIGNAL_BASE + request.number
             used = f"--batch_size {args.batch_size} --gradient_accumulation_steps {args.grad_accum}"
         total = args.batch_size * args.grad_accum
         smaller = [size for size in range(args.batch_size - 1, 0, -1) if total % size == 0]

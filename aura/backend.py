@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -20,6 +21,7 @@ from aura import cgroup, placement, waiting
 from aura.errors import UserError
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
+HOPE_SECONDS = 0.5  # between two looks whether there is still anything to wait for
 NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
 
 
@@ -74,10 +76,10 @@ def choose_libuv():
             raise
 
 
-def within(seconds, work):
-    """work(), which only connects to the store or asks it; raises TimeoutError when that takes longer. A TCPStore whose
-    server is stopped never answers, whatever its time-out, nor does it answer the next question; and while the
-    main thread waits for it in C++, Python hears no Ctrl+C."""
+def within(seconds, work, hopeless=None):
+    """work(), which only connects to the store or asks it; raises TimeoutError when that takes longer, or hopeless() is
+    true meanwhile. A TCPStore whose server is stopped never answers, whatever its time-out, nor does it answer the next
+    question; and while the main thread waits for it in C++, Python hears no Ctrl+C."""
     answer = []
 
     def ask():
@@ -86,9 +88,11 @@ def within(seconds, work):
         except Exception as problem:
             answer.append((None, problem))
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=ask, name=waiting.STORE_THREAD, daemon=True)
     thread.start()
-    thread.join(seconds)
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and (left := deadline - time.monotonic()) > 0 and not (hopeless and hopeless()):
+        thread.join(min(left, HOPE_SECONDS) if hopeless else left)
     if not answer:
         raise TimeoutError(f"sin respuesta en {seconds:g} s")
     value, problem = answer[0]

@@ -66,8 +66,11 @@ def found(directory):
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         names = []
-    paths = [Path(directory, name) for name in names if step_of(name) is not None]
-    return sorted(paths, key=lambda path: (step_of(path), path.lstat().st_mtime_ns), reverse=True)
+    steps = {}
+    for path in (Path(directory, name) for name in names if step_of(name) is not None):
+        with contextlib.suppress(FileNotFoundError):  # the run that writes there has rotated it away
+            steps[path] = step_of(path), path.lstat().st_mtime_ns
+    return sorted(steps, key=steps.get, reverse=True)
 
 
 def damage(path):

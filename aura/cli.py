@@ -9,14 +9,24 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 
 from aura.console import Console, outlive
-from aura.errors import EXIT_BAD_INPUT, EXIT_NO_READER, EXIT_SIGNAL_BASE, TrainingFault, UserError, found_by_all
+from aura.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_NO_READER,
+    EXIT_OK,
+    EXIT_SIGNAL_BASE,
+    TrainingFault,
+    UserError,
+    found_by_all,
+)
 from aura.files import explain, take_back
 from aura.launch import LISTENED, SPEAK_SECONDS
 from aura.signals import ORDERLY
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
+from aura.waiting import STORE_THREAD
 
 
 class _Bad(str):
@@ -212,6 +222,9 @@ def run(main):
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()
+    # So does a thread of ours that a store was silent to, if it is answered now.
+    if any(thread.name == STORE_THREAD for thread in threading.enumerate()):
+        _leave_now(code or EXIT_OK)
     sys.exit(code)
 
 
@@ -246,8 +259,8 @@ def _let_speak(code):
 
 
 def _leave_now(code):
-    """Leave after a failure without the interpreter's good-byes: a thread of gloo's may be stuck in a collective that
-    nobody will ever join, or abort the process on the way out."""
+    """Leave without the interpreter's good-byes: a thread of gloo's may be stuck in a collective that nobody will ever
+    join, or abort the process on the way out."""
     outlive()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import ddp, placement, rendezvous, sharding, sync
+from aura import ddp, placement, rendezvous, sharding, sync, waiting
 from aura.backend import within
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
@@ -224,12 +224,13 @@ class Session:
         if self.grouped:
             # The store may be what is gone; our problem is already on its way.
             with contextlib.suppress(RuntimeError, TimeoutError):
-                reason = json.dumps([self.rank, _reason(problem), turn, isinstance(problem, TrainingFault)])
+                fault = isinstance(problem, TrainingFault | KeyboardInterrupt)
+                reason = json.dumps([self.rank, _reason(problem), turn, fault])
                 within(FAREWELL_SECONDS, lambda: self.store.compare_set("failed", "", reason))
 
     def failure(self):
-        """[rank, reason, turn of run_on_main or None, whether it is a TrainingFault] of the first process that has
-        posted its failure; None where none has, or the store is out of reach."""
+        """[rank, reason, turn of run_on_main or None, whether it is a fault] of the first process that has posted its
+        failure; None where none has, or the store is out of reach."""
         if self.told:
             return self.told
         with contextlib.suppress(RuntimeError, TimeoutError):
@@ -361,10 +362,10 @@ def session(args, before_group=None):
                 _require_reachable(peers)
                 rendezvous.warn_of_other_code(dist, peers)
             _settle(dist, place, peers)
-            if before_group is None or before_group(dist, place, peers):
-                dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
-                _start_group(dist, place, peers, args.backend)
             with _answering(dist):
+                if before_group is None or before_group(dist, place, peers):
+                    dist.machines = [peers[rank]["address"] for rank in range(place.world_size)]
+                    _start_group(dist, place, peers, args.backend)
                 yield dist
     finally:
         sharding.release(dist.mesh)
@@ -397,7 +398,7 @@ def _answering(dist):
                     store.set(f"alive/{dist.rank}", "1")
                     return
 
-    thread = threading.Thread(target=answer, name="answers", daemon=True)
+    thread = threading.Thread(target=answer, name=waiting.STORE_THREAD, daemon=True)
     thread.start()
     try:
         yield
@@ -456,6 +457,8 @@ def _shortage_told():
 
 def _reason(problem):
     """Why a process leaves, as the others are told."""
+    if isinstance(problem, KeyboardInterrupt):
+        return "lo interrumpió Ctrl+C"
     if isinstance(problem, OSError):
         where = f"{str(problem.filename)!r}: " if problem.filename else ""
         return where + explain(problem)
@@ -475,6 +478,15 @@ def _require_reachable(peers):
         raise agreed(UserError, problem)
     if (name := os.environ.get("GLOO_SOCKET_IFNAME")) and (problem := placement.interface_problem(name)):
         raise UserError(problem)
+
+
+def _require_store(dist):
+    """Raise PeerLost unless the store answers: without rank 0 it is no firewall that keeps processes apart."""
+    try:
+        # By a connection of its own: that of dist.store may be waiting for what another process has yet to say.
+        within(FAREWELL_SECONDS, lambda: dist.store.clone().check(["failed"]))
+    except (RuntimeError, TimeoutError) as problem:
+        raise dist.peer_lost(problem) from problem
 
 
 def _settle(dist, place, peers):
@@ -512,10 +524,14 @@ def _start_group(dist, place, peers, wanted):
 
     try:  # gloo would try five times as long, and hear no Ctrl+C
         with backends.quiet_stderr() if dist.backend == "gloo" else contextlib.nullcontext():
-            within(dist.timeout, connect)
+            within(dist.timeout, connect, lambda: dist.told)
     except (TimeoutError, RuntimeError) as problem:
-        if isinstance(problem, RuntimeError) and (not is_communication_error(problem) or dist.failure()):
+        if told := dist.failure():  # before there is a group, the bad argument of one is that of all
+            lost = dist._left(told)
+            raise lost if told[3] else UserError(str(lost)) from problem
+        if isinstance(problem, RuntimeError) and not is_communication_error(problem):
             raise
+        _require_store(dist)
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         through = f" por la interfaz {interface}" if interface else ""
         raise UserError(f"los procesos se encuentran en {place.master_addr}:{place.master_port}, pero no consiguen "

@@ -24,10 +24,10 @@ class TrainingFault(Exception):
 
 
 class OutOfMemory(TrainingFault):
-    """A step asked for more memory than there is, on the device or the host. asked_to_stop: the signal that had come by
-    then, or 0: who could try again with less is not to begin what was asked to end."""
+    """A step asked for more memory than there is, on the device or the host. request: the run's signals.StopRequest,
+    if it had one: who could try again with less is not to begin what was asked to end, even while it ended."""
 
-    asked_to_stop = 0
+    request = None
 
 
 class PeerLost(TrainingFault):

@@ -91,7 +91,8 @@ def lock(path, shared=False):
         import fcntl
     except ImportError:
         raise OSError(errno.ENOLCK, "no locks") from None
-    how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT  # NFS locks what may be written
+    folder = os.path.isdir(path) or str(path).endswith(PARTIAL_SUFFIX)  # which may be gone by now
+    how = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT  # NFS locks what may be written
     try:
         descriptor = os.open(path, how, 0o666)
     except PermissionError:  # another user's, as root's of a container is: elsewhere what may be read can be locked
@@ -112,17 +113,27 @@ def building(final):
     as it is locked nobody takes it for abandoned, on whatever machine or in whatever container. Where `final` is a
     link, that is beside what it leads to, perhaps on another disk."""
     final = Path(os.path.realpath(final))
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
-    partial.mkdir()
-    descriptor = None
-    with contextlib.suppress(OSError):
-        descriptor = lock(partial)
+    partial, descriptor = _locked_partial(final)
     try:
         yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _locked_partial(final):
+    """(new folder, descriptor of its lock or None where there are no locks)."""
+    for _ in range(ATTEMPTS):
+        partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+        partial.mkdir()
+        try:
+            return partial, lock(partial)
+        except (BlockingIOError, FileNotFoundError):  # somebody who saw no lock yet is removing it
+            continue
+        except OSError:
+            break
+    return partial, None
 
 
 def put_in_place(partial, final):

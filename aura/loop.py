@@ -432,7 +432,7 @@ def _checkpoint_named(run, policy, checkpointer, dist, request):
             fault = OutOfMemory(f"no basta la memoria de {whose}: pruebe con un --batch-size menor y más --grad-accum, "
                                 "que dan el mismo paso, con secuencias más cortas o, si este programa lo tiene, con "
                                 "--grad-checkpointing")
-            fault.asked_to_stop = request.number
+            fault.request = request
             raise _name(fault, checkpointer) from problem
         if not (dist.grouped and is_communication_error(problem)):
             raise

@@ -63,7 +63,12 @@ def join(place, dist, args):
             came |= {rank: json.loads(store.get(f"joined/{rank}")) for rank in range(place.world_size)
                      if rank not in came and store.check([f"joined/{rank}"])}
             apart = any(peer.get("world_size", place.world_size) != place.world_size for peer in came.values())
-            if len(came) == place.world_size or apart or patience.waited() > dist.timeout:
+            if len(came) == place.world_size and not apart:
+                # Nobody who has been here looks any more at who calls himself the same.
+                if (first := store.compare_set(f"member/{place.rank}", "", mine).decode()) != mine:
+                    raise taken(first)
+                return came
+            if apart or patience.waited() > dist.timeout:
                 return came
             away = [rank for rank in range(place.world_size) if rank not in came]
             patience.wait(POLL_SECONDS, f"a {len(away)} de los {place.world_size} procesos: "

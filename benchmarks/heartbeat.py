@@ -30,6 +30,7 @@ from aura import heartbeat  # noqa: E402
 from aura.clock import WINDOWS, Clock, Window  # noqa: E402
 from aura.distributed import Session  # noqa: E402
 from aura.models import gpt  # noqa: E402
+from aura.waiting import STORE_THREAD  # noqa: E402
 
 SHORT_INTERVAL, WARMUP = 0.01, 20  # seconds between beats, and how many are not counted
 BEAT_BYTES = 2500  # of a beat with all its windows
@@ -74,7 +75,7 @@ def beat_seconds(remote, beats):
     session = Session(world_size=remote + 1, store=store, machines=["10.0.0.0"] + remote * ["10.0.0.1"])
     with tempfile.TemporaryDirectory() as folder, faster(), heartbeat.beating(folder, session) as clock:
         clock.windows = (Window(1, 1, *[1 / 3] * 5, 1e4),) * WINDOWS
-        (thread,) = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == STORE_THREAD]
         processor, started = time.pthread_getcpuclockid(thread.ident), None
         while started is None or number(folder) < started[0] + beats:
             time.sleep(heartbeat.INTERVAL_SECONDS)

@@ -365,6 +365,12 @@ def test_what_rank_0_writes_for_itself_takes_room_too(tmp_path, monkeypatch, cap
     assert ("libere espacio" in capsys.readouterr().out) == told
 
 
+def test_a_checkpoint_that_its_run_rotates_away_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "ckpt-00000002.pt").touch()
+    monkeypatch.setattr(checkpoint.os, "listdir", lambda _: ["ckpt-00000001.pt", "ckpt-00000002.pt"])
+    assert checkpoint.found(tmp_path) == [tmp_path / "ckpt-00000002.pt"]
+
+
 def test_every_nth_stays_beside_the_newest(tmp_path):
     keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=1, keep_every=10,
                                      names=checkpoint.Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt"))

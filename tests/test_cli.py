@@ -191,6 +191,21 @@ cli.run(lambda: print("hecho") or 0)"""
     assert run(["-c", program], tmp_path) == (0, "hecho\n")
 
 
+def test_who_is_left_behind_in_a_wait_for_the_store_does_not_wake_in_a_dying_interpreter(tmp_path):
+    """Which aborts the process, though all is done."""
+    code, output = run(["-c", """import atexit, contextlib, threading
+from aura import cli
+from aura.backend import within
+atexit.register(lambda: print("despedida"))
+def main():
+    with contextlib.suppress(TimeoutError):
+        within(0.1, threading.Event().wait)
+    print("hecho")
+    return 0
+cli.run(main)"""], tmp_path)
+    assert (code, output) == (0, "hecho\n")
+
+
 @pytest.mark.parametrize("spoken, variables", [
     (True, {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "0"}),  # the first of the second machine
     (True, {"SLURM_PROCID": "0"}),

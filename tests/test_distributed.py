@@ -365,6 +365,45 @@ def test_who_is_left_when_a_rank_has_said_why_it_failed():
     assert dist.gather_objects("uno") == [None, "uno", None]
 
 
+def test_ctrl_c_on_rank_0_is_nobodys_bad_argument():
+    store = c10d.HashStore()
+    first, other = (distributed.Session(rank=rank, world_size=2, store=store) for rank in range(2))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.run_on_main(interrupted)
+    with pytest.raises(TrainingFault, match="el rango 0 se ha detenido: lo interrumpió Ctrl.C"):
+        other.run_on_main(None)
+
+
+def test_an_order_typed_twice_is_refused_even_when_all_have_met():
+    """Though those who have met no longer look, and the group is not complete yet."""
+    store = c10d.HashStore()
+    store.set("joined/0", "{}")
+    place, dist = SimpleNamespace(rank=1, world_size=2, master_addr="127.0.0.1", master_port=1), SimpleNamespace(
+        store=store, timeout=5.0, print=print)
+    assert set(rendezvous.join(place, dist, SimpleNamespace())) == {0, 1}
+    with pytest.raises(rendezvous.RankTaken, match="dice que es el rango 1, como este"):
+        rendezvous.join(place, dist, SimpleNamespace())
+
+
+@pytest.mark.parametrize("gone, how", [(0, "fails"), (1, "fails"), (0, "is killed")])
+def test_who_leaves_while_the_group_connects_is_no_firewall(tmp_path, gone, how):
+    path = program(tmp_path, "dist.barrier()")
+    leaves = {"fails": "os.environ['GLOO_SOCKET_IFNAME'] = 'nohay0'",
+              "is killed": "distributed._settle = lambda *_: os.kill(os.getpid(), 9)"}[how]
+    path.write_text(path.read_text().replace("def main():", f"""if int(os.environ["RANK"]) == {gone}:
+    {leaves}
+
+def main():"""))
+    outputs = run_ranks([path], [tmp_path] * 2)
+    (first, _), (code, output) = outputs[gone], outputs[1 - gone]
+    assert (first, code) == {"fails": (2, 2), "is killed": (-9, 3)}[how] and "cortafuegos" not in output, output
+    assert {"fails": "'nohay0' no es ninguna interfaz", "is killed": "no contesta el rango 0"}[how] in output, output
+
+
 def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_path, monkeypatch):
     """It is the last of three ranks, of which the second lacks them."""
     meta, done = {"name": "libro", "sha256": "1", "splits": {}}, []

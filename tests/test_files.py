@@ -175,6 +175,30 @@ def test_what_is_being_built_is_not_taken_for_abandoned(tmp_path):
     assert not opened_below(tmp_path), "locks are given up"
 
 
+@pytest.mark.parametrize("removed", ["before it is locked", "while it is locked"])
+def test_who_looks_for_abandoned_folders_takes_none_that_has_just_been_made(tmp_path, monkeypatch, removed):
+    lock, seen = files.lock, []
+
+    def raced(path):
+        seen.append(path)
+        if len(seen) > 1:
+            return lock(path)
+        if removed == "before it is locked":
+            path.rmdir()
+            return lock(path)
+        theirs = lock(path)
+        try:
+            return lock(path)
+        finally:
+            path.rmdir()
+            os.close(theirs)
+
+    monkeypatch.setattr(files, "lock", raced)
+    with files.building(tmp_path / "a") as partial:
+        (partial / "x").touch()
+        assert len(seen) == 2 and list(tmp_path.iterdir()) == [partial] and opened_below(tmp_path)
+
+
 @pytest.mark.parametrize("races", [1, files.ATTEMPTS])
 def test_two_take_the_same_name_at_the_same_time(tmp_path, monkeypatch, races):
     rename, calls = os.rename, []

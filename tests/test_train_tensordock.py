@@ -495,18 +495,22 @@ def test_what_is_missing_is_said(dry_run):
 SHORT_OF_MEMORY = """
 import gc, os, signal, sys, torch, weakref
 import train_tensordock as script
-from aura import cli
-real, models = script.next_token_loss, weakref.WeakSet()
+from aura import cli, report
+real, draw, models = script.next_token_loss, report.draw_curve, weakref.WeakSet()
 gc.disable()  # or chance would have it that nothing is left
 def loss(model, batch):
     models.add(model)
     assert len(models) == 1, "the attempt before is in memory still"
     if len(batch) > 1:  # a batch that a smaller device could not hold
-        if "STOP" in os.environ:
+        if os.environ.get("STOP") == "early":
             os.kill(os.getpid(), signal.SIGTERM)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     return real(model, batch)
-script.next_token_loss = loss
+def last_drawn(*words):  # when the attempt has failed already
+    if os.environ.get("STOP") == "late":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return draw(*words)
+script.next_token_loss, report.draw_curve = loss, last_drawn
 cli.run(script.main)
 """
 
@@ -517,8 +521,9 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
     code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
     assert code == 3 and "--batch_size 1 --gradient_accumulation_steps 4" in output.splitlines()[-1]
     options.append("--auto_oom")
-    code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path, STOP="1")
-    assert code == 143 and output.splitlines()[-1].startswith("Detenido por una señal; no basta la memoria ")
+    for moment in ("early", "late"):
+        code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path, STOP=moment)
+        assert code == 143 and output.splitlines()[-1].startswith("Detenido por una señal; no basta la memoria ")
     code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
     assert code == 0 and "se sigue con --batch_size 1 --gradient_accumulation_steps 4" in output
     assert int(rows(tmp_path / "s")[-1]["tokens"]) == 3 * 4 * 32, "as many sequences a step as before"
