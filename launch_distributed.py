@@ -153,6 +153,7 @@ def main():
     args, rest = parse(sys.argv[1:])
     check_arguments(args)
     script = find_script(args.script)
+    launch.require_temporary_folder()
     present = 0 if args.cpu else gpus_present()
     problems = check_machine(args, present)
     if problems and not args.dry_run:

@@ -199,7 +199,7 @@ def train(args, dist, task, clock):
         finally:
             reporter.close()
         if not stopped:
-            stopped = finish(args, dist, task, run, evaluation, request)
+            stopped = finish(args, dist, task, run, evaluation, request, checkpointer)
         path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics, first=first,
                                stopped=stopped)
         if path:
@@ -210,7 +210,7 @@ def train(args, dist, task, clock):
         return EXIT_OK
 
 
-def finish(args, dist, task, run, evaluation, request):
+def finish(args, dist, task, run, evaluation, request, checkpointer):
     """Score what was trained, unless the last step did, and leave it in --output; returns the signal, heard by
     `request`, that ended the scoring, or 0."""
     with run.as_delivered():
@@ -218,7 +218,8 @@ def finish(args, dist, task, run, evaluation, request):
             return asked
         metrics = evaluation.metrics
         described = {**metrics, "arguments": output.plain_arguments(args)}  # for output.other_run
-        finetune.save_model(args.output, dist, task, run.module, described, evaluation.answers)
+        finetune.save_model(args.output, dist, task, run.module, described, evaluation.answers,
+                            checkpointer.named())
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
                f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
     best = evaluation.best

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 
 from aura.errors import EXIT_BAD_INPUT
 
@@ -9,6 +10,10 @@ __version__ = "0.1.0"
 
 # Read when torch is imported. Its C++ warns, with a stack trace, of each process that is gone: we say so in one line.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+try:
+    tempfile.gettempdir()
+except OSError:  # none can be written in, and what torch imports asks which it is: who really needs it is told then
+    tempfile.tempdir = os.path.abspath("/tmp")
 # What a Python without this project's environment lacks: to forget to activate it is the first mistake there is.
 _REQUIRED = ("torch", "numpy", "sentencepiece", "safetensors", "tqdm")
 

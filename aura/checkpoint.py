@@ -29,7 +29,16 @@ import torch
 from aura.backend import out_of_memory
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
-from aura.files import atomic_write, explain, path_called, regular, remove_partials, set_aside, write_bytes
+from aura.files import (
+    atomic_write,
+    explain,
+    keep_held,
+    path_called,
+    regular,
+    remove_partials,
+    set_aside,
+    write_bytes,
+)
 from aura.sharding import whole
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
@@ -221,6 +230,7 @@ class Checkpointer:
         self.host = _HostCopy() if background else None
         self.last = self.source = self.loaded = self.writer = self.failure = None
         self.own = self.directory / f"rank-{dist.rank:05d}"
+        self.crowded = False  # an old one cannot be removed, and that has been said
 
     def start_fresh(self):
         """Move the checkpoints of an earlier run aside, with what each rank had written for itself, so that 'the
@@ -341,6 +351,8 @@ class Checkpointer:
         for path, state in files.items():
             try:
                 path.parent.mkdir(exist_ok=True)
+                if path.parent == self.directory:
+                    keep_held(path.parent)
                 remove_partials(path.parent)
                 save_file(path, {**self.constants, **state} if path.parent == self.directory else state)
                 wrong = damage(path)
@@ -369,7 +381,13 @@ class Checkpointer:
     def _rotate(self, written):
         for old in [path for path in found(self.directory) if path != written][max(0, self.keep - 1):]:
             if not (self.keep_every and step_of(old) % self.keep_every == 0):
-                old.unlink(missing_ok=True)
+                try:
+                    old.unlink(missing_ok=True)
+                except OSError as problem:  # another user's, say: what has been written is safe all the same
+                    if not self.crowded:
+                        self.dist.print_each(f"Aviso: no se puede borrar {str(old)!r} ({explain(problem)}): hay más "
+                                             "puntos de control de los pedidos, y ocupan disco.")
+                    self.crowded = True
 
     def poll(self):
         """Raise what went wrong in the last save, if anything."""

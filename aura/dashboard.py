@@ -288,8 +288,14 @@ class CsvFile:
                 file.write(b"\n")
 
     def _write(self, cells):
-        with open(self.path, "a", encoding="utf-8", newline="") as file:
-            file.write(_row(cells))
+        with open(self.path, "ab", buffering=0) as file:
+            before, rest = file.tell(), _row(cells).encode()
+            try:
+                while rest:
+                    rest = rest[file.write(rest):]
+            except OSError:  # a full disk takes a part: half a number is another one
+                file.truncate(before)
+                raise
 
 
 def _row(cells):

@@ -19,6 +19,7 @@ ATTEMPTS = 20  # to take a name that others take at the same time
 PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; never read, removed by the next writer
 IN_USE = ".en-uso"
 NAME_BYTES = 180  # of a name, to which names in a folder or beside a file add as much as 60: file systems take 255
+_held = {}  # the path of each lock of hold()'s: its descriptor, and the flag of its folder
 _made = []  # the folders and the locks in them that were not there before this process, for take_back()
 
 
@@ -179,8 +180,13 @@ def set_aside(paths, into):
         return None
     stamp = time.strftime("anterior-%Y%m%d-%H%M%S")
     folder = Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=into))
-    for path in paths:
-        os.replace(path, folder / path.name)
+    try:
+        for path in paths:
+            os.replace(path, folder / path.name)
+    except OSError:
+        with contextlib.suppress(OSError):  # where some have been moved it stays
+            folder.rmdir()
+        raise
     return folder
 
 
@@ -192,13 +198,29 @@ def hold(directory, flag):
     path = Path(directory, IN_USE)
     new = not path.exists()
     try:
-        lock(path)
+        _held[path.resolve()] = lock(path), flag
         _made.extend([path] * new)
     except BlockingIOError:
         raise UserError(f"otra ejecución está usando {str(directory)!r}: espere a que termine, deténgala, o indique "
                         f"otra carpeta con {flag}") from None
     except OSError:  # NFS without a lock server
         return
+
+
+def keep_held(directory):
+    """Take the lock of hold() again where somebody has removed it, with the folder, and another run could have begun
+    in a new one. Raises UserError where one has."""
+    path = Path(directory, IN_USE).resolve()
+    if path not in _held:
+        return
+    descriptor, flag = _held[path]
+    try:
+        same = os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        same = False
+    if not same:
+        hold(directory, flag)
+        os.close(descriptor)
 
 
 def require_writable_directory(directory, flag):

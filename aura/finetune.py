@@ -188,9 +188,9 @@ class Evaluation:
         return {name: scores[name] for name in ("exact_match", "f1")}
 
 
-def save_model(folder, dist, task, module, metrics, answers=None):
+def save_model(folder, dist, task, module, metrics, answers=None, named=None):
     """Write the model as --model and other tools read it, its metrics and its answers; to be called on all ranks.
-    Raises TrainingFault when the disk refuses."""
+    named: Checkpointer.named(), where nothing else adds it. Raises TrainingFault when the disk refuses."""
     weights = checkpoint.collect(module.state_dict(), dist)
 
     def write():
@@ -202,7 +202,7 @@ def save_model(folder, dist, task, module, metrics, answers=None):
                 write_json(Path(folder, "predictions.json"), answers)
         except OSError as problem:
             raise TrainingFault(f"no se pudo guardar el modelo en {str(folder)!r}: {explain(problem)}; corríjalo y "
-                                "repita la misma orden, que lo guardará") from problem
+                                f"repita la misma orden, que lo guardará{f'; {named}' if named else ''}") from problem
 
     dist.run_on_main(write)
 

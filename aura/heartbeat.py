@@ -225,9 +225,14 @@ class _Teller:
         name = f"rank-{rank:05d}.json"
         partial = f"{self.folder}/.{name}.{self.dist.rank}{PARTIAL_SUFFIX}"
         os.makedirs(self.folder, exist_ok=True)  # somebody may have removed it while the run is on
-        with open(partial, "wb") as file:
-            file.write(said)
-        os.replace(partial, f"{self.folder}/{name}")
+        try:
+            with open(partial, "wb") as file:
+                file.write(said)
+            os.replace(partial, f"{self.folder}/{name}")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
 
     def _copy_remote(self):
         """Write what ranks on other machines have said since, with the time at which it was found here."""

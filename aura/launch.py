@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -137,6 +138,17 @@ def is_running(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def require_temporary_folder():
+    """torch and torchrun need one, and would say so in English. Raises UserError."""
+    try:
+        with tempfile.TemporaryFile() as probe:
+            probe.write(b"x")
+            probe.flush()
+    except OSError as problem:
+        raise UserError(f"no se puede escribir en la carpeta de ficheros temporales, {tempfile.gettempdir()!r} "
+                        f"({explain(problem)}): haga sitio, o indique otra con TMPDIR=CARPETA") from problem
 
 
 class Launch:

@@ -1,6 +1,5 @@
 """The model that a run hands over: its weights and, beside them, what another program needs to use them."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -159,6 +158,8 @@ def read_output(path):
         description = json.loads(regular(beside).read_text(encoding="utf-8-sig"))
         config, vocabulary = description["config"], path.with_name(description["tokenizer"])
         known = description.get("tokenizer_sha256")
+    except PermissionError as problem:
+        raise UserError(f"{str(beside)!r} no se puede leer ({explain(problem)}): corrija sus permisos") from problem
     except (OSError, ValueError, KeyError, TypeError) as problem:
         named = repr(beside.name)
         if not beside.exists():  # the two scripts call it differently: which of them wrote the model is not known
@@ -172,8 +173,12 @@ def _own_tokenizer(path, vocabulary, known):
     """The tokenizer in the file `vocabulary` of the model `path`, whose sha256 is `known`, None where the description
     does not say. Another model's pieces would make nonsense of the text. Raises UserError."""
     why = "no está" if not vocabulary.exists() else "no es el suyo, o está dañado"
-    with contextlib.suppress(OSError, UserError):  # load() advises to name another, which cannot be done here
+    try:
         if known in (None, hashlib.sha256(vocabulary.read_bytes()).hexdigest()):
             return tokenizers.load(vocabulary)
+    except PermissionError as problem:
+        raise UserError(f"{str(vocabulary)!r} no se puede leer ({explain(problem)}): corrija sus permisos") from problem
+    except (OSError, UserError):  # which advises to name another, and that cannot be done here
+        pass
     raise UserError(f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}: cópielo a su lado desde "
                     "donde se entrenó")

@@ -135,7 +135,11 @@ def read_tensors(path):
     """The tensors of a safetensors file under today's names: with the prefix `bert.`, weight and bias for gamma and
     beta. Raises UserError when the file is missing, cut short or not safetensors."""
     try:
+        open(path, "rb").close()  # safetensors takes what may not be read for what is not there
         tensors = load_file(path)
+    except PermissionError as problem:
+        raise UserError(f"--model: {str(path)!r} no se puede leer ({explain(problem)}): corrija sus permisos"
+                        ) from problem
     except FileNotFoundError as problem:
         raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors, en un fichero: si están "
                         "de otra forma, transformers los escribe así con AutoModelForQuestionAnswering.from_pretrained("

@@ -1,6 +1,7 @@
 """BERT: its outputs against the transformers library, padding, sizes, FLOPs, and files in and out."""
 
 import dataclasses
+import errno
 import importlib.util
 import io
 import json
@@ -343,6 +344,16 @@ def test_whatever_the_hub_says_is_one_line(monkeypatch):
     for name in ("a\nb", "dueño/bert", "a/b/c", "a b@main"):
         with pytest.raises(UserError, match="ni un nombre del Hub"):
             pretrained.find(name)
+
+
+def test_weights_that_may_not_be_read_are_called_that(folder, monkeypatch):
+    """As safetensors says of them that they are not there."""
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(pretrained, "open", refused, raising=False)
+    with pytest.raises(UserError, match="model.safetensors' no se puede leer .permiso denegado.: corrija sus permisos"):
+        pretrained.read_tensors(folder[0] / pretrained.WEIGHTS)
 
 
 def test_only_pickled_weights_are_refused(folder):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import checkpoint, processes
+from aura import checkpoint, files, processes
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from tests.support import Process
@@ -48,6 +48,39 @@ def test_round_trip_with_weights_only(tmp_path):
 def test_rotation_keeps_the_newest(tmp_path):
     saved(tmp_path, 5, 10, 15, 20, keep=2)
     assert [path.name for path in checkpoint.found(tmp_path)] == ["ckpt-00000020.pt", "ckpt-00000015.pt"]
+
+
+def test_an_old_one_that_cannot_be_removed_spoils_no_new_one(tmp_path, monkeypatch, capsys):
+    remove = Path.unlink
+
+    def refused(path, **named):
+        if checkpoint.step_of(path):  # another user's
+            raise PermissionError(errno.EPERM, "no", str(path))
+        remove(path, **named)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    keeper = saved(tmp_path, 5, 10, 15, 20, keep=2)
+    assert len(checkpoint.found(tmp_path)) == 4 and keeper.last.endswith("20.pt")
+    assert capsys.readouterr().out.count("Aviso: no se puede borrar ") == 1
+
+
+def test_a_folder_that_was_removed_is_no_other_runs_to_write_into(tmp_path):
+    """Both would rotate each other's checkpoints away."""
+    keeper = checkpoint.Checkpointer(tmp_path / "c", Session())
+    (tmp_path / "c").mkdir()
+    files.hold(tmp_path / "c", "--checkpoint-dir")
+    keeper.save(1, state(1))
+    shutil.rmtree(tmp_path / "c")
+    keeper.save(2, state(2))
+    with pytest.raises(BlockingIOError):
+        files.lock(tmp_path / "c" / files.IN_USE)
+    shutil.rmtree(tmp_path / "c")
+    (tmp_path / "c").mkdir()
+    other = files.lock(tmp_path / "c" / files.IN_USE)
+    with pytest.raises(UserError, match="otra ejecución está usando '.*c': .* otra carpeta con --checkpoint-dir"):
+        keeper.save(3, state(3))
+    assert not checkpoint.found(tmp_path / "c")
+    os.close(other)
 
 
 def test_every_flipped_bit_of_the_tensors_is_found(tmp_path):

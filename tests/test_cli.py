@@ -147,6 +147,18 @@ def test_a_folder_that_has_gone_is_one_line(tmp_path):
     assert output.count("\n") == 1
 
 
+def test_without_a_temporary_folder_programs_run_and_who_needs_one_says_so(tmp_path):
+    """No file may grow, as on full disks: what torch imports looks for such a folder by writing into it."""
+    def limited(*words):
+        return run(["-c", "import os, resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+                          "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *words], tmp_path, fresh=True)
+
+    code, output = limited(ROOT / "train_gpt2_spanish.py", "--preset", "nano")
+    assert code == 2 and output.startswith("error: --preset: 'nano' no es una de las opciones"), output
+    code, output = limited(ROOT / "launch_distributed.py", "--gpus", "2")
+    assert code == 2 and output.splitlines()[-1].startswith("error: no se puede escribir en la carpeta de fich"), output
+
+
 def test_too_few_open_files_are_one_line(tmp_path):
     (tmp_path / "opens.py").write_text("import resource\nfrom aura import cli\n"
                                        "def main():\n"

@@ -1,6 +1,7 @@
 """What we hand over: our tokenizer.json equals the tokenizer id by id, transformers' models equal our GPT and HRM."""
 
 import dataclasses
+import errno
 import io
 import itertools
 import json
@@ -530,6 +531,21 @@ def test_a_model_beside_another_tokenizer_writes_nothing(model, tokenizer, tmp_p
     damage(path.with_suffix(".tokenizer.model"))
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
     with pytest.raises(UserError, match=f"su tokenizador, 'gpt.tokenizer.model', {why}: cópielo a su lado"):
+        generate.main()
+
+
+@pytest.mark.parametrize("name, reads", [("gpt.json", "read_text"), ("gpt.tokenizer.model", "read_bytes")])
+def test_what_may_not_be_read_beside_a_model_is_called_that(model, tokenizer, tmp_path, monkeypatch, name, reads):
+    path, reading = save(model, tokenizer, tmp_path / "gpt.pth"), getattr(Path, reads)
+
+    def refused(file, *words, **named):
+        if file.name == name:
+            raise PermissionError(errno.EACCES, "no", str(file))
+        return reading(file, *words, **named)
+
+    monkeypatch.setattr(Path, reads, refused)
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    with pytest.raises(UserError, match=f"{name}' no se puede leer .permiso denegado.: corrija sus permisos"):
         generate.main()
 
 

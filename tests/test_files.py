@@ -12,6 +12,17 @@ from aura.errors import UserError
 from tests.support import Process
 
 
+def test_what_cannot_be_moved_aside_leaves_no_empty_folder(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EPERM, "no")
+
+    (tmp_path / "a").touch()
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(PermissionError):
+        files.set_aside([tmp_path / "a"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_trace(tmp_path):
     path = tmp_path / "a.json"
     files.write_json(path, {"v": 1})

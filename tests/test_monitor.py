@@ -128,6 +128,20 @@ def test_json_has_no_nan():
     assert json.loads(line, parse_constant=pytest.fail)["beats"][0]["loss"] is None
 
 
+def test_csv_on_a_full_disk_holds_whole_rows(tmp_path):
+    """A part of a number would be taken for the number."""
+    code, output = run(["-c", """import resource, sys
+from aura import cli, dashboard
+resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+table = dashboard.CsvFile("uso.csv")
+def main():
+    while True:
+        table.add({"gpu": 3, "memory": 762941440})
+cli.run(main)"""], tmp_path)
+    assert code == 2 and output.startswith("error: --csv 'uso.csv': no se puede escribir (") and output.count("\n") == 1
+    assert (tmp_path / "uso.csv").read_text() == "gpu,memory\n" + 3 * "3,762941440\n"
+
+
 def test_csv_that_is_no_file(main):
     with pytest.raises(UserError, match="--csv '/dev/full': no es un fichero"):
         main("--once", "--csv", "/dev/full")

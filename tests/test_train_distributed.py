@@ -333,6 +333,9 @@ def test_a_model_that_cannot_be_written_names_the_way_out(tmp_path):
                            validation_sha256="b")
     with pytest.raises(TrainingFault, match="m/m': una parte de la ruta no es una carpeta; .* repita la misma orden"):
         finetune.save_model(tmp_path / "m" / "m", Session(), task, bert.QuestionAnswering(config), {})
+    with pytest.raises(TrainingFault, match="repita la misma orden, que lo guardará; último punto de control: a.pt"):
+        finetune.save_model(tmp_path / "m" / "m", Session(), task, bert.QuestionAnswering(config), {},
+                            named="último punto de control: a.pt")
 
 
 FULL = """
