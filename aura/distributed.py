@@ -60,6 +60,7 @@ class Session:
     silent: list = field(default_factory=list)  # ranks that did not answer when a collective failed
     failed: list = field(default_factory=list)  # the rank that said why it left
     told: list | None = None  # failure() as it was heard while the main thread was at work
+    missed: list = field(default_factory=list)  # the ranks that others found silent, heard in the same way
     turns: int = 0  # of run_on_main
     first: int | None = None  # processes.watch() of rank 0's process, where that is another of this machine
     broken: bool = False  # peer_lost() was called: no collective will ever end again
@@ -261,12 +262,15 @@ class Session:
             while away and time.monotonic() < deadline:
                 away = [rank for rank in away if not self.store.check([f"survivor/{rank}"])]
                 time.sleep(POLL_SECONDS)
-            return away, [rank for rank in away if not self.store.check([f"alive/{rank}"])]
+            silent = [rank for rank in away if not self.store.check([f"alive/{rank}"])]
+            if silent:  # for who comes when the store is gone with us
+                self.store.set("silent", json.dumps(silent))
+            return away, silent
 
         try:
             away, silent = within(FAREWELL_SECONDS + 2, ask)
         except (RuntimeError, TimeoutError):  # the store itself is out of reach, and it lives on rank 0's machine
-            away = silent = [0] if self.rank else []
+            away = silent = self.missed or ([0] if self.rank else [])
         self.silent = silent or away
         how = ("no contesta",) if silent else ("no ha", "llegado a este punto")
         return f"; {placement.told(how[0], self.silent, *how[1:])}" if self.silent else ""
@@ -390,13 +394,17 @@ def _answering(dist):
     def answer():
         with contextlib.suppress(RuntimeError):  # without the store nobody can ask
             store = dist.store.clone()  # a connection of its own: the main thread's may be waiting for something
+            alive = False
             while not over.wait(LOOK_SECONDS):
                 if not dist.told and store.check(["failed"]):
                     dist.told = json.loads(store.get("failed"))
                     store.set(f"left/{dist.rank}", "1")  # for _say_farewell
-                if store.check(["lost"]):
+                if not dist.missed and store.check(["silent"]):
+                    dist.missed = [rank for rank in json.loads(store.get("silent")) if rank != dist.rank]
+                    store.set(f"left/{dist.rank}", "1")
+                if not alive and store.check(["lost"]):
                     store.set(f"alive/{dist.rank}", "1")
-                    return
+                    alive = True
 
     thread = threading.Thread(target=answer, name=waiting.STORE_THREAD, daemon=True)
     thread.start()

@@ -503,6 +503,22 @@ dist.barrier()
     assert code == 3 and named in output, output
 
 
+def test_who_comes_when_the_others_have_gone_for_a_lost_rank_names_that_one(tmp_path):
+    """And not rank 0, whose store has gone with it."""
+    path = program(tmp_path, """
+import time
+dist.barrier()
+if dist.rank == 1:
+    os.kill(os.getpid(), 9)
+while dist.rank == 2 and not distributed.has_ended(dist.first):
+    time.sleep(0.05)
+dist.barrier()
+""")
+    for rank, (code, output) in enumerate(run_ranks([path], [tmp_path] * 3)):
+        assert code == (-9 if rank == 1 else 3), output
+        assert rank == 1 or "no contesta el rango 1 " in output, output
+
+
 def test_a_first_rank_that_is_killed_while_it_prepares_is_told_in_one_line(tmp_path):
     path = program(tmp_path, """
 import time
