@@ -219,8 +219,9 @@ def keep_held(directory):
     except FileNotFoundError:
         same = False
     if not same:
+        del _held[path]
+        os.close(descriptor)  # first: where a file system numbers its files anew as it likes, it is the same one
         hold(directory, flag)
-        os.close(descriptor)
 
 
 def require_writable_directory(directory, flag):

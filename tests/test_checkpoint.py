@@ -64,7 +64,7 @@ def test_an_old_one_that_cannot_be_removed_spoils_no_new_one(tmp_path, monkeypat
     assert capsys.readouterr().out.count("Aviso: no se puede borrar ") == 1
 
 
-def test_a_folder_that_was_removed_is_no_other_runs_to_write_into(tmp_path):
+def test_a_folder_that_was_removed_is_no_other_runs_to_write_into(tmp_path, monkeypatch):
     """Both would rotate each other's checkpoints away."""
     keeper = checkpoint.Checkpointer(tmp_path / "c", Session())
     (tmp_path / "c").mkdir()
@@ -74,11 +74,16 @@ def test_a_folder_that_was_removed_is_no_other_runs_to_write_into(tmp_path):
     keeper.save(2, state(2))
     with pytest.raises(BlockingIOError):
         files.lock(tmp_path / "c" / files.IN_USE)
+    with monkeypatch.context() as elsewhere:  # sshfs and its kin number a file anew when it is opened again
+        elsewhere.setattr(files.os.path, "samestat", lambda *_: False)
+        keeper.save(3, state(3))
+    with pytest.raises(BlockingIOError):
+        files.lock(tmp_path / "c" / files.IN_USE)
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "c").mkdir()
     other = files.lock(tmp_path / "c" / files.IN_USE)
     with pytest.raises(UserError, match="otra ejecución está usando '.*c': .* otra carpeta con --checkpoint-dir"):
-        keeper.save(3, state(3))
+        keeper.save(4, state(4))
     assert not checkpoint.found(tmp_path / "c")
     os.close(other)
 
