@@ -387,8 +387,8 @@ def session(args, before_group=None):
 @contextlib.contextmanager
 def _answering(dist):
     """A block during which this process answers others who ask who is left (see Session._silent_ranks), and hears why
-    one leaves, though its main thread is at work and finds out later: in a collective, not before that one's process is
-    gone, with rank 0's the store."""
+    one leaves or who is lost, though its main thread is at work and finds out later: in a collective, not before that
+    one's process is gone, with rank 0's the store."""
     over = threading.Event()
 
     def answer():

@@ -1,5 +1,6 @@
 """Heartbeats: every rank tells what it does and where its time goes, whatever becomes of it."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -149,6 +150,16 @@ def every_step(monkeypatch):
 
 
 # ---- One process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_beat_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(heartbeat.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        heartbeat._Teller(tmp_path, Session(), None)._write(0, b"{}")
+    assert not list((tmp_path / heartbeat.FOLDER).iterdir())
 
 
 def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step):  # noqa: F811
