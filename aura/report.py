@@ -22,13 +22,16 @@ COLUMNS = ("step", "epoch", "tokens", "samples", "loss", "epoch_loss", "val_loss
            "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "communication", "efficiency", "memory_gb",
            "stall_s", "seconds", "total_seconds")
 CURVE = "loss.png"  # in --log-dir
-# Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets; a card that is not here has
-# no MFU rather than a wrong one.
+# Dense bf16 peak in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets and, for GeForce and the RTX
+# A6000, the white papers on GA102, Ada and RTX Blackwell (FP16 tensor cores with FP32 accumulate); a card that is not
+# here has no MFU rather than a wrong one.
 PEAK_FLOPS = {
     "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989.4e12, "NVIDIA L4": 121e12, "NVIDIA L40S": 362e12, "NVIDIA A10": 125e12,
-    "NVIDIA GeForce RTX 3090": 71e12, "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA H100 NVL": 835.5e12, "NVIDIA H200": 989.4e12, "NVIDIA H200 NVL": 835.5e12, "NVIDIA B200": 2250e12,
+    "NVIDIA L4": 121e12, "NVIDIA L40S": 362e12, "NVIDIA A10": 125e12, "NVIDIA A30": 165e12, "NVIDIA A40": 149.7e12,
+    "NVIDIA RTX A6000": 154.8e12, "NVIDIA GeForce RTX 3080": 59.5e12, "NVIDIA GeForce RTX 3090": 71e12,
+    "NVIDIA GeForce RTX 4080": 97.5e12, "NVIDIA GeForce RTX 4090": 165.2e12, "NVIDIA GeForce RTX 5090": 209.5e12,
 }
 
 

@@ -332,7 +332,7 @@ def test_the_plan_says_that_products_of_16_bits_are_slow_here(dry_run, monkeypat
 
 @pytest.mark.parametrize("typed, meant", [
     ("A100 80GB", "'NVIDIA A100-SXM4-80GB' o 'NVIDIA A100 80GB PCIe'"), ("rtx 4090", "'NVIDIA GeForce RTX 4090'"),
-    ("NVIDIA L4", None), ("NVIDIA B200", None)])
+    ("a40", "'NVIDIA A40'"), ("NVIDIA L4", None), ("NVIDIA B300", None)])
 def test_half_a_name_of_a_card_is_told_the_whole_one(dry_run, typed, meant):
     code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", 80, "--gpu", typed, "--model_preset", "aura-8gb")
     told = f"--gpu {typed!r}: si es {meant}, escriba ese nombre y el plan dirá el tiempo." if meant else "escriba ese"
