@@ -89,22 +89,28 @@ def check_arguments(args):
 
 
 def gpus_present():
-    """How many GPUs torch sees. Asked in another process, since importing torch takes memory for the whole run."""
-    ask = "import torch; print(torch.cuda.device_count())"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    """(how many GPUs torch sees, why it does not use the one that there is, or "" where it does or there is none).
+    Asked in another process, since importing torch takes memory for the whole run."""
+    ask = ("import torch; from aura import backend; print(backend.unused_card(backend.local_device(0)) or '', "
+           "torch.cuda.device_count(), sep='\\n')")
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": paths})
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["sin explicación"]
         raise UserError(f"{sys.executable} no puede importar torch ({said[-1][:160]}): instálelo otra vez con pip "
                         "install -r requirements.txt")
-    return int(done.stdout.split()[-1])
+    *_, why, present = done.stdout.splitlines()
+    return int(present), why
 
 
-def check_machine(args, present):
-    """What this machine lacks, as phrases that name the way out. present: GPUs here."""
+def check_machine(args, present, why):
+    """What this machine lacks, as phrases that name the way out. present, why: as gpus_present() gives them."""
     problems = []
     if not args.cpu and (args.gpus or 1) > present:
         asked = f"--gpus {args.gpus}: " if args.gpus else ""
-        here = f"hay {present}; use --gpus {present}, o" if present else "no hay ninguna GPU que torch pueda usar;"
+        none = f"{why}; o," if why else "no hay ninguna GPU que torch pueda usar;"
+        here = f"hay {present}; use --gpus {present}, o" if present else none
         problems.append(f"{asked}aquí {here} para un ensayo sin GPU, --cpu 2")
     problem = (args.master_addr and address_problem(args.master_addr, args.node_rank == 0)) or (
         args.node_rank == 0 and placement.port_problem(args.master_port, "--master-port "))
@@ -154,8 +160,8 @@ def main():
     check_arguments(args)
     script = find_script(args.script)
     launch.require_temporary_folder()
-    present = 0 if args.cpu else gpus_present()
-    problems = check_machine(args, present)
+    present, why = (0, "") if args.cpu else gpus_present()
+    problems = check_machine(args, present, why)
     if problems and not args.dry_run:
         raise UserError("; ".join(problems))
     if args.node_rank == 0 and args.master_addr:

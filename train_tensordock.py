@@ -348,7 +348,8 @@ def main():
     if {"warmup_steps", "warmup_ratio"} <= args.given:
         raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
     backend.limit_threads()
-    dist = distributed.Session(device=backend.local_device(0))
+    dist = distributed.Session()
+    distributed.take_device(dist, (lambda _: None) if args.gpu or args.gpu_gb else dist.print)
     place(args)
     state = recall.recorded(args, dist.print)
     if state is not None:

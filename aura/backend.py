@@ -7,17 +7,19 @@ import io
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from datetime import timedelta
 
 import torch
 import torch.distributed as c10d
 
-from aura import cgroup, placement, waiting
+from aura import cgroup, gpus, placement, waiting
 from aura.errors import UserError
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
@@ -27,11 +29,31 @@ NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens 
 
 def local_device(local_rank):
     """The process's device, made the current one: a card by its number on this machine, else the CPU."""
+    warnings.filterwarnings("ignore", "CUDA initialization")  # what unused_card tells
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def unused_card(device):
+    """Why the process's device is the CPU although there is an NVIDIA card, as a phrase with the way out. None where
+    there is none, or CUDA_VISIBLE_DEVICES hides every one."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    if device.type != "cpu" or not re.match(r"\d|GPU-|MIG-", shown) or not gpus.present():
+        return None
+    here = f"hay una tarjeta de NVIDIA y torch {torch.__version__} no la usa"
+    if torch.version.cuda is None:
+        return (f"{here}: es el que solo sabe usar el procesador; desinstálelo (pip uninstall torch) e instale el que "
+                "trae CUDA (https://pytorch.org/get-started/locally)")
+    try:
+        torch.cuda.init()
+        said = "no ve ninguna"
+    except RuntimeError as problem:
+        said = re.split(r"\. |\n", str(problem))[0]
+    return (f"{here} (dice «{said}»): trae CUDA {torch.version.cuda}, y nvidia-smi muestra el controlador y hasta qué "
+            "CUDA admite; actualícelo, o instale un torch para ese CUDA (https://pytorch.org/get-started/locally)")
 
 
 def out_of_memory(problem):

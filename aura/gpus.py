@@ -1,5 +1,6 @@
 """What NVIDIA cards say of themselves: NVML through nvidia-ml-py (the module pynvml), or what nvidia-smi prints."""
 
+import contextlib
 import functools
 import importlib
 import math
@@ -8,6 +9,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 
 # Why a clock is held down, by the bit of NVML's nvmlClocksEventReason* (nvmlClocksThrottleReason* in older versions).
 THROTTLES = {0x1: "idle", 0x2: "clocks_setting", 0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost",
@@ -20,6 +22,10 @@ SMI_PROCESSES = ("gpu_uuid", "pid", "used_gpu_memory")
 SMI_OLDER = "clocks_throttle_reasons.active"  # what drivers before 535 call the last of SMI_FIELDS
 # Of nvml.h: an error, a sensor of temperature, a kind of clock.
 GPU_IS_LOST, TEMPERATURE_GPU, CLOCK_SM = 15, 0, 1
+# Of Linux (sysfs-bus-pci): the vendor's number of NVIDIA, and how the class of a display controller begins.
+PCI_DEVICES, NVIDIA, DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
+# What shows a card where there is no such bus: its device, and in WSL2 the library that Windows's driver lends.
+SIGNS = ("/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,15 @@ def optional(name):
         return None, problem
 
 
+def present():
+    """Whether this machine has a card of NVIDIA's, with a driver that works or without (Linux; elsewhere False)."""
+    for device in PCI_DEVICES.glob("*"):
+        with contextlib.suppress(OSError):
+            if (device / "vendor").read_text().strip() == NVIDIA and (device / "class").read_text().startswith(DISPLAY):
+                return True
+    return any(map(os.path.exists, SIGNS))
+
+
 def gpu_reader():
     """(a function: numbers of the cards wanted, None for all -> ([Gpu], [notes]); [notes] on how they are read)."""
     nvml, problem = optional("pynvml")
@@ -66,7 +81,7 @@ def gpu_reader():
         if reader(None)[0]:
             return reader, [f"las GPU se leen con nvidia-smi, que cuesta más ({problem}): pip install nvidia-ml-py"]
     notes = []
-    if os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0"):
+    if present():
         notes = [f"hay una GPU de NVIDIA que no se puede leer ({problem}): pip install nvidia-ml-py, y compruebe el "
                  "controlador con nvidia-smi"]
     return lambda _: ([], []), notes

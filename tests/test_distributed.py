@@ -213,6 +213,50 @@ def test_a_wrong_sum_is_found(monkeypatch):
         backend.check_all_reduce(0, 1, backend.torch.device("cpu"))
 
 
+@pytest.mark.parametrize("version, problem, shown, told", [
+    (None, None, None, "es el que solo sabe usar el procesador; desinstálelo"),
+    ("13.0", RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please\n"), None,
+     "(dice «The NVIDIA driver on your system is too old (found version 12040)»): trae CUDA 13.0, y nvidia-smi"),
+    ("13.0", RuntimeError("No CUDA GPUs are available"), "9", "(dice «No CUDA GPUs are available»)"),
+    ("13.0", RuntimeError("No CUDA GPUs are available"), "GPU-x", "(dice «No CUDA GPUs are available»)"),
+    ("13.0", None, "", None), (None, None, "-1", None)])
+def test_why_a_card_goes_unused(monkeypatch, version, problem, shown, told):
+    def init():
+        if problem:
+            raise problem
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(backend.gpus, "present", lambda: True)
+    why = backend.unused_card(torch.device("cpu"))
+    assert told in why and why.startswith("hay una tarjeta de NVIDIA") if told else why is None
+    assert backend.unused_card(torch.device("cuda")) is None
+    monkeypatch.setattr(backend.gpus, "present", lambda: False)
+    assert backend.unused_card(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card, and it is used")
+def test_a_card_that_goes_unused_is_told_once_a_machine_and_not_when_it_is_hidden(tmp_path, monkeypatch):
+    seen = "from aura import gpus; gpus.SIGNS = ('/',)\nimport runpy, sys\nsys.argv = [sys.argv[1]]\n"
+    command = ["-c", f"{seen}runpy.run_path(sys.argv[0], run_name='__main__')", DOCTOR]
+    warning = "Aviso: se usa el procesador; hay una tarjeta de NVIDIA y torch"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (code, first), (_, second) = run_ranks(command, [tmp_path] * 2)
+    assert code == 0 and f"[rango 0] {warning}" in first and "Aviso" not in second, first + second
+    code, alone = run(command, tmp_path)
+    assert code == 0 and alone.startswith(f"[rango 0] {warning}"), alone
+    assert "Aviso" not in run(command, tmp_path, CUDA_VISIBLE_DEVICES="")[1]
+
+
+def test_one_process_tells_of_a_card_that_goes_unused_too(monkeypatch, capsys):
+    monkeypatch.setattr(backend, "unused_card", lambda device: "hay una tarjeta")
+    with distributed.session(SimpleNamespace(dist_timeout=1.0)):
+        assert capsys.readouterr().out == "Aviso: se usa el procesador; hay una tarjeta.\n"
+
+
 def test_builds_without_libuv_set_the_variable_before_the_rendezvous(monkeypatch):
     def no_libuv(*args, use_libuv=True, **options):
         raise RuntimeError("use_libuv was requested but PyTorch was built without libuv support")

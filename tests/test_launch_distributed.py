@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import launch_distributed
-from aura import launch, signals
+from aura import backend, launch, signals
 from aura.errors import UserError
 from tests.support import ROOT, Process, assert_same_weights, free_port, run, run_ranks
 
@@ -86,7 +87,7 @@ def main(monkeypatch, tmp_path, capsys):
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "NCCL_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch_distributed, "gpus_present", lambda: 2)
+    monkeypatch.setattr(launch_distributed, "gpus_present", lambda: (2, ""))
     (tmp_path / "hola mundo.py").write_text("")
 
     def call(*words):
@@ -95,6 +96,19 @@ def main(monkeypatch, tmp_path, capsys):
         return capsys.readouterr()
 
     return call
+
+
+def test_what_torch_says_of_a_card_that_it_does_not_use_is_what_the_launcher_says(main, monkeypatch):
+    monkeypatch.setattr(launch_distributed, "gpus_present", lambda: (0, "hay una tarjeta y torch no la usa"))
+    with pytest.raises(UserError, match="--gpus 2: aquí hay una tarjeta y torch no la usa; o, para un ensayo sin GPU, "
+                                        "--cpu 2$"):
+        main("--script", "hola mundo.py", "--gpus", 2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_the_launcher_asks_torch_itself(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert launch_distributed.gpus_present() == (0, backend.unused_card(torch.device("cpu")) or "")
 
 
 def test_dry_run_prints_the_whole_command(main):

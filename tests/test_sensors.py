@@ -72,7 +72,8 @@ def no_psutil(monkeypatch):
 def no_gpus(monkeypatch):
     """A machine without NVML, without nvidia-smi and without a card, but for the files that are put into the list."""
     exists, shown = os.path.exists, []
-    monkeypatch.setattr(os.path, "exists", lambda path: path in shown or ("nvidia" not in str(path) and exists(path)))
+    monkeypatch.setattr(os.path, "exists", lambda path: path in shown or (path not in cards.SIGNS and exists(path)))
+    monkeypatch.setattr(cards, "PCI_DEVICES", Path("/nowhere"))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "/nowhere")
     return shown
@@ -221,6 +222,21 @@ def test_a_card_that_cannot_be_read_is_a_note_and_a_machine_without_one_is_not(n
     no_gpus.append("/dev/nvidia0")
     read, [note] = cards.gpu_reader()
     assert read(None) == ([], []) and "nvidia-ml-py" in note
+
+
+@pytest.mark.parametrize("vendor, kind, found", [
+    ("0x10de", "0x030200", True), ("0x10de", "0x030000", True), ("0x10de", "0x040300", False),
+    ("0x1002", "0x030000", False), ("0x10de", None, False)])
+def test_a_card_without_a_driver_is_seen_on_the_bus_and_its_sound_or_another_s_is_none(no_gpus, monkeypatch, tmp_path,
+                                                                                    vendor, kind, found):
+    for name, written in (("vendor", vendor), ("class", kind)):
+        (tmp_path / "0000:01:00.0").mkdir(exist_ok=True)
+        if written:
+            (tmp_path / "0000:01:00.0" / name).write_text(f"{written}\n")
+    monkeypatch.setattr(cards, "PCI_DEVICES", tmp_path)
+    assert cards.present() == found and bool(cards.gpu_reader()[1]) == found
+    no_gpus.append("/usr/lib/wsl/lib/libcuda.so.1")
+    assert cards.present()
 
 
 def test_a_card_that_is_not_there_is_refused(monkeypatch):
