@@ -20,6 +20,7 @@ from pathlib import Path
 from aura import cgroup, cli, launch, placement, waiting
 from aura.errors import EXIT_OK, UserError
 from aura.files import path_called
+from aura.words import counted
 
 ROOT = Path(__file__).resolve().parent
 AS_RANK = "--as-rank"
@@ -131,8 +132,8 @@ def environment(args, processes):
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     cards = ",".join((visible.split(",") if visible else [str(card) for card in range(processes)])[:processes])
     wanted = {
-        "OMP_NUM_THREADS": (str(max(1, cores // processes)), f"{cores} núcleos entre {processes} proceso"
-                            f"{'s' * (processes > 1)}"),
+        "OMP_NUM_THREADS": (str(max(1, cores // processes)), f"{counted(cores, 'núcleo')} entre "
+                            f"{counted(processes, 'proceso')}"),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(launch.SAVE_SECONDS), "segundos para guardar al parar, antes de que "
                                            "torchrun mate los procesos")}
     if args.verbose and not args.cpu:
@@ -180,8 +181,8 @@ def main():
         return EXIT_OK
     others = None
     if args.nodes > 1:
-        others = (f"{args.nodes} con esta, todas con --nodes {args.nodes} --master-addr {args.master_addr} "
-                  f"--master-port {args.master_port}, y cada una con su --node-rank")
+        others = (f"son {args.nodes} en total, esta incluida, todas con --nodes {args.nodes} "
+                  f"--master-addr {args.master_addr} --master-port {args.master_port}, y cada una con su --node-rank")
     if args.node_rank > 0:
         waiting.for_machine_0(args.master_addr, args.master_port)
     return launch.Launch(processes, args.max_restarts, args.verbose, others).run(command, variables)

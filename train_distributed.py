@@ -35,6 +35,7 @@ from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.files import require_writable_directory
 from aura.models import bert
 from aura.signals import orderly_stop
+from aura.words import counted
 
 RANDOM = tuple(f"random:{name}" for name in bert.PRESETS)
 CHOICE_SEED = 0  # which questions are used does not change with --seed, so that runs of several seeds compare
@@ -107,17 +108,17 @@ def read_task(args, dist):
     train, validation = (squad.some(examples, limit, CHOICE_SEED) for examples, limit in (
         (train, args.max_train_examples), (validation, args.max_val_examples)))
     if not train or not validation:
-        raise UserError(f"--dataset {args.dataset!r}: quedan {len(train)} preguntas para entrenar y {len(validation)} "
-                        "para validar; hacen falta de ambas")
+        raise UserError(f"--dataset {args.dataset!r}: para entrenar hay {counted(len(train), 'pregunta')}, y para "
+                        f"validar {len(validation)}; hacen falta de ambas")
     tokenizer, module, checksum = read_model(args, train, dist)
     if args.max_len > module.config.seq_len:
         raise UserError(f"--max-len {args.max_len}: el modelo solo tiene {module.config.seq_len} posiciones; indique "
                         f"--max-len {module.config.seq_len} o menos")
     windows = [squad.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
                for examples in (train, validation)]
-    dist.print(f"Datos: {len(train)} preguntas para entrenar, en {len(windows[0])} ventanas, y {len(validation)} para "
-               f"validar, en {len(windows[1])}; de {windows[0].lengths.mean():.0f} tokens de media, "
-               f"{windows[0].lengths.max()} como mucho.")
+    dist.print(f"Datos: {counted(len(train), 'pregunta')} para entrenar, en {counted(len(windows[0]), 'ventana')}, y "
+               f"{len(validation)} para validar, en {len(windows[1])}; de {windows[0].lengths.mean():.0f} tokens "
+               f"de media, {windows[0].lengths.max()} como mucho.")
     trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids,)
     digests = (hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
                for parts in (trained + validated, trained, validated))
@@ -181,7 +182,8 @@ def train(args, dist, task, clock):
     strategy = finetune.strategy(dist, run.sync)
     dist.print(f"Modelo: {task.config.parameters() / 1e6:.2f} M parámetros; "
                f"{'un proceso' if strategy == 'none' else f'estrategia {strategy}'}; precisión "
-               f"{precision.name}; {ops.describe(dist.device)}. {steps} pasos de {loader.steps_per_epoch} por época.")
+               f"{precision.name}; {ops.describe(dist.device)}. {counted(steps, 'paso')}, "
+               f"{loader.steps_per_epoch} por época.")
     start.say_if_complete(dist, run.progress, steps)
 
     def schedule(step, steps):

@@ -30,6 +30,7 @@ from aura import (
     report,
     start,
     tokenizer,
+    words,
 )
 from aura.checkpoint import Names
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
@@ -108,7 +109,7 @@ def build_parser():
     cost.add_argument("--target-hours", type=cli.number(float, above=0, high=1e6), default=72.0, metavar="HORAS",
                       help="en cuántas horas debe acabar")
     cost.add_argument("--gpu", metavar="NOMBRE",
-                      help="con --dry-run: planifica para esta GPU, por ejemplo \"NVIDIA A100-SXM4-80GB\"")
+                      help="con --dry-run y --gpu-gb: planifica para esta GPU, por ejemplo \"NVIDIA A100-SXM4-80GB\"")
     cost.add_argument("--gpu-gb", type=cli.number(float, above=0), metavar="GB",
                       help="con --dry-run: planifica para una GPU con esta memoria")
     cli.add_logging(parser)
@@ -167,7 +168,7 @@ def complete(args, card, note):
     preset = PRESETS.get(args.preset, MANUAL)
     missing = [flag(name) for name in SIZES if getattr(args, name) is None]
     if preset is MANUAL and missing:
-        raise UserError(f"--model_preset manual: faltan {', '.join(missing)}")
+        raise UserError(f"--model_preset manual: indique {', '.join(missing)}")
     for name, value in recipe(preset).items():
         if name in args.given and getattr(args, name) != value and preset is not MANUAL:
             note(f"Se usa lo indicado: {flag(name)} {getattr(args, name)} (el preset pone {value}).")
@@ -239,9 +240,9 @@ def show_plan(args, job, card, tokens, counted, progress, note):
     and when the tokens are too few for a step."""
     per_epoch = job.steps_per_epoch(tokens)
     if not per_epoch and (counted or args.dry_run):
-        raise UserError(f"los datos dan {max(0, tokens - 1) // args.seq_len} ventanas y cada paso usa "
-                        f"{args.batch_size * args.grad_accum}: baje {flag('batch_size')}, {flag('grad_accum')} o "
-                        f"{flag('seq_len')}, o use más texto")
+        whole = words.counted(max(0, tokens - 1) // args.seq_len, "secuencia")
+        raise UserError(f"los datos dan {whole} y cada paso usa {args.batch_size * args.grad_accum}: baje "
+                        f"{flag('batch_size')}, {flag('grad_accum')} o {flag('seq_len')}, o use más texto")
     per_epoch = max(1, per_epoch)  # an estimate may be too low
     steps = args.max_steps or args.epochs * per_epoch
     note(f"Plan para {card.name}, preset {args.preset}:")
@@ -319,7 +320,7 @@ def run_within_memory(args, dist, data, config):
         total = args.batch_size * args.grad_accum
         smaller = [size for size in range(args.batch_size - 1, 0, -1) if total % size == 0]
         if not smaller:
-            raise TrainingFault(f"la memoria no basta con {used}: use --gradient_checkpointing full, una --seq_length "
+            raise TrainingFault(f"la memoria no basta con {used}: use --gradient_checkpointing full, un --seq_length "
                                 "menor o un --model_preset menor")
         way_out = f"--batch_size {smaller[0]} --gradient_accumulation_steps {total // smaller[0]}"
         if not args.auto_oom:

@@ -7,6 +7,7 @@ import torch
 
 from aura import tokens
 from aura.errors import UserError
+from aura.words import counted
 
 POOL = 50  # cells sorted together: enough for nearly equal lengths, few enough for another order in each epoch
 
@@ -53,8 +54,8 @@ class BucketLoader:
         self._global_batch = batch_size * grad_accum * world_size
         self.steps_per_epoch = self.windows // self._global_batch
         if self.steps_per_epoch == 0:
-            raise UserError(f"los datos dan {self.windows} ventanas y cada paso usa {self._global_batch}: baje "
-                            "--batch-size o --grad-accum, o use más ejemplos")
+            raise UserError(f"los datos dan {counted(self.windows, 'ventana')} y cada paso usa {self._global_batch}: "
+                            "baje --batch-size o --grad-accum, o use más ejemplos")
         self.lengths = np.asarray(lengths)
         self.load_state_dict({"seed": seed, "epoch": 0, "samples": 0, "cell": self._global_batch * bucketed})
 

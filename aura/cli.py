@@ -73,7 +73,7 @@ def words(text):
     try:
         text.encode()
     except UnicodeEncodeError:
-        return _Bad(f"{text!r} no está en UTF-8: ponga la terminal en UTF-8 (locale dice en qué está)")
+        return _Bad(f"{text!r} no está en UTF-8: ponga el terminal en UTF-8 (locale dice en qué está)")
     return text
 
 
@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
         problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
         problems += [self._unknown(word) for word in unknown]
         if problems:
-            raise UserError("; ".join(problems) + f" (la lista completa: {self.prog} --help)")
+            raise UserError("; ".join(problems) + f" (las opciones: {self.prog} --help)")
         return parsed
 
     def _unknown(self, word):
@@ -171,7 +171,7 @@ def _translate(message):
     if "expected one argument" in message or "expected at least one argument" in message:
         return f"falta el valor de {head} (si empieza por un guion, escriba {head}=VALOR)"
     if message.startswith("the following arguments are required: "):
-        return f"faltan argumentos obligatorios: {message.split(': ', 1)[1]} (--help los explica)"
+        return f"falta indicar {message.split(': ', 1)[1]} (--help lo explica)"
     if "ignored explicit argument" in message:
         return f"{head} no lleva valor"
     return message
@@ -348,7 +348,7 @@ def add_training(parser):
                        help="fracción de los pasos en que la tasa sube")
     group.add_argument("--grad-clip", type=number(float, low=0), default=1.0,
                        help="norma máxima del gradiente; 0: sin límite")
-    group.add_argument("--ema", type=number(float, low=0, high=0.999999), default=0.0, metavar="DECAY",
+    group.add_argument("--ema", type=number(float, low=0, high=0.999999), default=0.0, metavar="FRACCIÓN",
                        help="valida y guarda la media móvil de los pesos, de la que cada paso conserva esta parte (p. "
                             "ej. 0.999; 4 bytes más por parámetro); 0: sin media")
     group.add_argument("--precision", type=choice("auto", "bf16", "fp16", "fp32"), default="auto",

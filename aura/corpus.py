@@ -76,8 +76,8 @@ class Damage:
             way_out = ("para que cada línea sea un objeto JSON con su texto en la clave «text»"
                        if _records(path) and not self.first.endswith(NOT_UTF8) else
                        "o conviértalo a UTF-8, por ejemplo con iconv -f CP1252 -t UTF-8 si viene de Windows")
-            raise UserError(f"{self.bad} de {self.lines} líneas leídas están dañadas (la primera: {self.first}): más "
-                            f"del 1 %; corrija {str(path)!r} {way_out}")
+            raise UserError(f"líneas dañadas: {self.bad} de {self.lines} leídas, más del 1 % (la primera: "
+                            f"{self.first}); corrija {str(path)!r} {way_out}")
 
 
 @dataclass

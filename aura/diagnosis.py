@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aura import heartbeat
 from aura.clock import WINDOWS
 from aura.findings import Finding
+from aura.words import counted
 
 PHASES = {"start": "inicio", "compute": "cálculo", "data": "datos", "communication": "comunicación",
           "save": "guardado", "evaluate": "validación", "end": "fin"}
@@ -174,7 +175,7 @@ def _failed(run):
     for beat in run.ended:
         if beat.failed:
             found.setdefault(beat.ended, []).append(Rank(beat, False, 0.0, None))
-    return [Finding("failed", run.who(ranks), f"terminó con un error en el paso {ranks[0].beat.step}: {text}",
+    return [Finding("failed", run.who(ranks), f"fin con un error en el paso {ranks[0].beat.step}: {text}",
                     "el final de su registro dice más; la misma orden sigue desde el último punto de control")
             for text, ranks in found.items()]
 
@@ -187,7 +188,8 @@ def _gone(run):
         silent = run.since(min(rank.silent for rank in lost))
         if lost[0].status is not None:
             pids = ", ".join(str(rank.beat.pid) for rank in lost)
-            text = f"su proceso ha muerto (pid {pids}): sin noticias desde {silent}, {_at(lost[0].beat)}"
+            dead = "su proceso ha muerto" if len(lost) == 1 else "sus procesos han muerto"
+            text = f"{dead} (pid {pids}): sin noticias desde {silent}, {_at(lost[0].beat)}"
             remedy = ("mire el final de su registro y, si faltó memoria, dmesg; la misma orden sigue desde el último "
                       "punto de control")
         elif lost[0].local or any(run.names[rank.beat.rank] == name for rank in run.alive):
@@ -217,7 +219,7 @@ def _hung(run, beats):
     first = culprits[0]
     text = f"sin avanzar desde {run.since(min(rank.stuck for rank in culprits))}, {_at(first.beat)}"
     if len(culprits) > 1 and len({_at(rank.beat) for rank in culprits}) > 1:
-        text += " el primero"
+        text += " (el primero de ellos)"
     where = f"py-spy dump --pid {first.beat.pid}" + ("" if first.local else f" en {run.names[first.beat.rank]}")
     return [Finding("hung", run.who(culprits), text + why, f"para ver dónde está: {where}")]
 
@@ -242,7 +244,7 @@ def _culprits(run, beats):
         ([rank for rank in ranks if rank.beat.phase not in WAITING], "; los demás esperan"),
         ([rank for rank in ranks if rank.beat.step < top], f"; los demás están en el paso {top} y esperan"),
         ([rank for rank in ranks if rank.beat.phase != "communication"], "; los demás esperan en la comunicación"),
-        ([rank for rank in ranks if _burns(rank, beats)], "; es quien usa el procesador, los demás esperan")]
+        ([rank for rank in ranks if _burns(rank, beats)], "; es quien usa el procesador, y los demás esperan")]
     for culprits, why in suspects:
         if 0 < len(culprits) < len(ranks):
             return culprits, why
@@ -303,8 +305,8 @@ def _data_bound(run):
     ranks = [one[-1] for one in slow]
     everyone = len(ranks) > 1 and len(ranks) == len(run.alive) and run.whole
     return [Finding("data-bound", "todos los rangos" if everyone else run.who(ranks),
-                    f"espera a los datos {span(data)} de cada paso de {span(step)} ({100 * data / step:.0f} %) en "
-                    f"{hits} de {LIMITS.windows} ventanas" + (", el que más" if len(ranks) > 1 else ""),
+                    f"en espera de los datos, {span(data)} de cada paso de {span(step)} ({100 * data / step:.0f} %) en "
+                    f"{hits} de {LIMITS.windows} ventanas" + (", el que más espera" if len(ranks) > 1 else ""),
                     "ponga los datos en un disco local y mire quién más lo usa")]
 
 
@@ -467,6 +469,6 @@ def _foreign_programs(run, samples):
                 if cpu > LIMITS.foreign_cpu:
                     seen.setdefault(name, []).append(cpu)
     return [Finding("foreign", f"máquina {run.sample.host}", f"{name} ocupa {statistics.median(used) / 100:.1f} de "
-                    f"{run.sample.cores} núcleos y no queda ninguno libre, en {often}",
+                    f"{counted(run.sample.cores, 'núcleo')} y no queda ninguno libre, en {often}",
                     "ciérrelo o dele menos prioridad (renice)")
             for name, used in seen.items() if (often := _often(len(used)))]

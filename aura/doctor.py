@@ -123,6 +123,7 @@ class Examination:
     def _lost_rank_0(self, topic):
         self.alone = True
         who = named([0], self.peers) if 0 in self.peers else "rango 0"
+        topic = "procesos" if topic == "peers" else topic  # the store's keys are those of every version
         return PeerLost(f"el {who} dejó de contestar ({topic}): mire en su máquina si el proceso sigue en marcha, y si "
                         "la red pierde los paquetes grandes (ping -M do -s 1472 DIRECCIÓN)")
 
@@ -144,7 +145,7 @@ class Examination:
                                 f"se lanzó con WORLD_SIZE={expected}: use el mismo en todos")
         if self.rank not in self.peers:
             self.alone = True
-            raise TrainingFault(f"este proceso llegó tarde: el rango 0 ya no le esperaba ({self.timeout:g} s)")
+            raise TrainingFault(f"este proceso llegó tarde: el rango 0 ya no lo esperaba ({self.timeout:g} s)")
         self.present = set(self.peers)
         self.findings += verdict.world_sizes(self.peers)
         if self.findings:

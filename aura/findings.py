@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from aura.words import listed
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -25,5 +27,5 @@ def named(ranks, peers):
         peer = peers[rank]
         name = peer["host"] if peer["address"] in (None, peer["host"]) else f"{peer['host']}, {peer['address']}"
         machines.setdefault(name, []).append(str(rank))
-    return " y ".join(f"{'rango' if len(numbers) == 1 else 'rangos'} {', '.join(numbers)} ({name})"
-                      for name, numbers in machines.items())
+    return listed([f"{'rango' if len(numbers) == 1 else 'rangos'} {', '.join(numbers)} ({name})"
+                   for name, numbers in machines.items()])

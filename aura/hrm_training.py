@@ -9,6 +9,7 @@ import torch
 from aura import cli, corpus, distributed, optim, pretrain, scaling, start, stream
 from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.models import hrm
+from aura.words import counted
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def keep_effective_batch(args, preset, world_size, note):
     args.grad_accum = max(1, round(wanted / together))
     if (args.batch_size, args.grad_accum) != (preset.batch_size, preset.grad_accum):
         reached = args.grad_accum * together
-        note(f"Lote {args.batch_size} y acumulación {args.grad_accum}: cada paso tiene {reached} secuencias"
+        note(f"Lote {args.batch_size} y acumulación {args.grad_accum}: cada paso tiene {counted(reached, 'secuencia')}"
              + (f", las del preset, pensado para {preset.gpus} GPU." if reached == wanted else
                 f", y no las {wanted} del preset, que no se pueden repartir así."))
 

@@ -189,7 +189,7 @@ class Launch:
         """Say, until the first rank begins, that torchrun waits for the other machines: it says nothing itself."""
         patience = waiting.Patience(self.warn)
         while not self.ranks and self.torchrun.poll() is None:
-            patience.wait(waiting.POLL_SECONDS, f"a las otras máquinas: {self.others}.")
+            patience.wait(waiting.POLL_SECONDS, f"a las otras máquinas ({self.others}).")
 
     @staticmethod
     def warn(text, end="\n"):
@@ -291,8 +291,8 @@ class Launch:
             said = next((line for line in reversed(self.chatter) if line), "sin explicación")
             if came := re.search(r"(\d+)/(\d+) clients joined", said):
                 raise UserError(f"en {waiting.TORCHRUN_SECONDS // 60} minutos no han llegado todas las máquinas "
-                                f"({came[1]} de {came[2]}): compruebe que en las otras se ha lanzado lo mismo: "
-                                f"{self.others}")
+                                f"({came[1]} de {came[2]}): compruebe que en las otras se ha lanzado lo mismo "
+                                f"({self.others})")
             raise UserError(f"torchrun no pudo arrancar los procesos: {said[:300]} (--verbose lo muestra entero)")
         culprit = self.culprit()
         if culprit is None:

@@ -19,6 +19,7 @@ import torch
 from aura import backend, ops, optim, report
 from aura.models import gpt
 from aura.products import WEIGHT_ROWS
+from aura.words import counted
 
 # The share of its peak FLOP/s that a device really carries out, counting what it computes twice. An assumption, a
 # little below the 0.44 to 0.52 of tuned runs on A100s (Narayanan et al. 2021, table 1, which counts alike).
@@ -466,9 +467,9 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
         shown.append("  " + alternatives(job, card.memory, presets)[1])
     tokens = steps * job.tokens_per_step
     model, hardware = config.flops_per_token(), hardware_flops_per_token(job)
-    shown.append(f"Tokens: {job.tokens_per_step} por paso x {steps} pasos = {tokens} ({steps / steps_per_epoch:.2f} "
-                 "épocas)")
-    shown.append(f"FLOPs: {tokens * model:.3g} del modelo" + (
+    shown.append(f"Tokens: {job.tokens_per_step} por paso x {counted(steps, 'paso')} = {tokens} "
+                 f"({steps / steps_per_epoch:.2f} épocas)")
+    shown.append(f"FLOP: {tokens * model:.3g} del modelo" + (
         f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing calcula dos veces parte de cada bloque)"
         if hardware > model else ""))
     if card.flops is None:

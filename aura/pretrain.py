@@ -28,6 +28,7 @@ from aura import tokenizer as tokenizers
 from aura.checkpoint import collect
 from aura.errors import EXIT_OK, UserError
 from aura.signals import orderly_stop
+from aura.words import counted
 
 STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text stays in memory, where --eval-windows gives no limit
 SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
@@ -93,8 +94,8 @@ def make_loaders(args, dist, data):
     loader = tokens.TokenLoader(
         data.shards("train"), args.seq_len, args.batch_size, vocab_size=data.vocab_size, seed=args.seed, rank=dist.rank,
         world_size=dist.world_size, grad_accum=args.grad_accum, device=dist.device)
-    _say_shares(args, dist, f"su parte de cada lote global; {loader.windows} secuencias y {loader.steps_per_epoch} "
-                            "pasos por época")
+    _say_shares(args, dist, f"su parte de cada lote global; {counted(loader.windows, 'secuencia')} y "
+                            f"{counted(loader.steps_per_epoch, 'paso')} por época")
     if data.tokens("val") <= args.seq_len:
         dist.print("Aviso: la validación no llega a una secuencia; no habrá pérdida de validación.")
         return loader, None
@@ -111,9 +112,9 @@ def make_loaders(args, dist, data):
 def _say_shares(args, dist, what):
     """Print what makes up a step. what: Spanish for what each process reads of it."""
     batch = args.batch_size * args.grad_accum * dist.world_size
-    dist.print(f"Reparto de los datos: {dist.world_size} proceso{'s' * (dist.world_size > 1)} x lote {args.batch_size} "
-               f"x acumulación {args.grad_accum} = {batch} secuencias ({batch * args.seq_len} tokens) por paso; cada "
-               f"proceso lee {what}.")
+    dist.print(f"Reparto de los datos: {counted(dist.world_size, 'proceso')} x lote {args.batch_size} x "
+               f"acumulación {args.grad_accum} = {counted(batch, 'secuencia')} ({batch * args.seq_len} tokens) por "
+               f"paso; cada proceso lee {what}.")
 
 
 def _stream_loaders(args, dist, data):

@@ -96,7 +96,7 @@ def read_config(folder):
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
         raise UserError(f"--model: {str(path)!r} describe un modelo {kind!r}, y aquí solo se entrena bert")
     if missing := [name for name in FIELDS if name not in given and name not in OPTIONAL]:
-        raise UserError(f"--model: a {str(path)!r} le falta {', '.join(missing)}")
+        raise UserError(f"--model: {str(path)!r} no tiene {', '.join(missing)}")
     if given.get("hidden_act", "gelu") != "gelu" or given.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"--model: {str(path)!r} pide hidden_act {given.get('hidden_act')!r} y position_embedding_type "
                         f"{given.get('position_embedding_type', 'absolute')!r}; aquí solo hay gelu y absolute")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aura.errors import UserError
 from aura.files import explain, write_json
+from aura.words import counted
 
 STRATEGIES = ("none", "ddp", "fp16", "diloco", "fsdp")  # none: one process; the next three: of --sync
 EXCHANGING = ("ddp", "fsdp")  # whole gradients or weights in every step; what that costs is measured
@@ -154,7 +155,7 @@ def _problem(values):
         return "no es un resultado de una ejecución"
     missing = [name for name in KINDS if name not in values]
     if missing:
-        return f"le falta {', '.join(missing[:3])}" + (f" y {len(missing) - 3} más" if len(missing) > 3 else "")
+        return f"no tiene {', '.join(missing[:3])}" + (f" y {len(missing) - 3} más" if len(missing) > 3 else "")
     for name, kind in KINDS.items():
         value = values[name]
         bad = not _fits(value, kind) or (name in CHOICES and value not in CHOICES[name])
@@ -164,7 +165,8 @@ def _problem(values):
         if len(values[name]) != values["processes"]:
             return f"{name} tiene {len(values[name])} valores y no uno por proceso ({values['processes']})"
     if values["nodes"] > values["processes"] or (values["strategy"] == "none" and values["processes"] > 1):
-        return f"no hay {values['strategy']} de {values['processes']} procesos en {values['nodes']} nodos"
+        return (f"no hay {values['strategy']} de {counted(values['processes'], 'proceso')} en "
+                f"{counted(values['nodes'], 'nodo')}")
     try:
         datetime.fromisoformat(values["finished"])
     except ValueError:

@@ -34,7 +34,7 @@ def restore(args, dist, checkpointer, run, strict=False):
         return
     _require_same(state, checkpointer.last, checkpointer.constants)
     if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
-        raise agreed(UserError, f"a {checkpointer.last} le falta {', '.join(missing)}: no es un punto de control "
+        raise agreed(UserError, f"{checkpointer.last} no tiene {', '.join(missing)}: no es un punto de control "
                      "entero; indique otro con --resume, o --resume none para empezar de cero")
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:

@@ -20,6 +20,7 @@ from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
 from aura.files import hold, require_writable_directory, require_writable_file
 from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, require_room_beside, versions
+from aura.words import counted
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
 TIMED_S = 0.05  # of products of each kind, by which their speeds are compared, and 3 at least
@@ -212,8 +213,8 @@ def synchronise(dist, module, synced):
                                                      "ha enviado: la red o una de las máquinas corrompe los datos")
     if not same:
         synced.retreat()
-    dist.print_each(f"Sincronización inicial: los mismos pesos en {dist.world_size} "
-                    f"proceso{'s' * (dist.world_size > 1)}")
+    dist.print_each(f"Sincronización inicial: los mismos pesos en "
+                    f"{counted(dist.world_size, 'proceso')}")
 
 
 def _same_everywhere(dist, module):
@@ -322,7 +323,7 @@ def leave_stopped(args, dist, progress, stopped, checkpointer):
     how = " La misma orden lo reanuda." if as_before else f" Para seguir, la misma orden con {named}."
     dist.print(f"{said}{checkpointer.named()}.{how}")
     if dist.machines and not dist.main and dist.machines.index(dist.machines[dist.rank]) == dist.rank:
-        dist.print_each(f"{said}lo ha guardado el rango 0.{how}")
+        dist.print_each(f"{said}el punto de control lo ha guardado el rango 0.{how}")
     return EXIT_SIGNAL_BASE + stopped
 
 

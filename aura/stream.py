@@ -31,6 +31,7 @@ from aura.corpus import Corpus
 from aura.errors import UserError, agreed
 from aura.files import explain, require_writable_directory, write_bytes
 from aura.tokens import permute
+from aura.words import counted
 
 CLOSE_SECONDS = 5  # a thread that waits for the network is left behind after this long: it ends with the process
 HELD_OUT_DOCUMENTS = 50_000  # read at most to find the validation windows: about 100 MB of web text
@@ -241,8 +242,9 @@ class StreamLoader:
             self._start([(self._meeting_point(places, delivered), 0)] * self._dist.world_size)
             return
         if any(state[key] != getattr(self._share, key) for key in ("seq_len", "shuffle_windows")):
-            self._dist.print("Aviso: la ventana o el bloque de barajado son otros: cada proceso empieza de nuevo el "
-                             f"bloque que tenía a medias; se repiten {sum(delivered)} ventanas de {state['seq_len']}.")
+            self._dist.print("Aviso: la longitud de secuencia o el bloque de barajado son otros: cada proceso empieza "
+                             "de nuevo el bloque que tenía a medias; hay que repetir "
+                             f"{counted(sum(delivered), 'secuencia')} de {state['seq_len']}.")
             places, delivered = [replace(place, block=0) for place in places], [0] * len(places)
         elif self._share.corpus.source["kind"] == "hub":
             self._dist.print("Corpus del Hub: se sigue en el mismo documento según el estado que guarda `datasets`, "
@@ -262,8 +264,8 @@ class StreamLoader:
         repeated = sum(math.ceil((number - first) / len(places)) + (place.token > 0)
                        for number, place in zip(numbers, behind, strict=True))
         ahead = "" if len(behind) == len(places) else ", además de lo que otros leyeron ya de épocas posteriores"
-        self._dist.print(f"{change}: se sigue desde el documento {first} de la época {epoch}; se repiten como mucho "
-                         f"{repeated} documentos y {sum(delivered)} ventanas{ahead}.")
+        self._dist.print(f"{change}: se sigue desde el documento {first} de la época {epoch}; hay que repetir como "
+                         f"mucho {counted(repeated, 'documento')} y {counted(sum(delivered), 'secuencia')}{ahead}.")
         return _Place(epoch, document=behind[numbers.index(first)].document)
 
     def close(self) -> None:
@@ -336,7 +338,7 @@ class _Reader:
             if whole and not some:
                 each, fewer = ((f"a cada uno de los {share.world_size} procesos ", ", menos procesos")
                                if share.world_size > 1 else ("", ""))
-                raise UserError(f"el corpus {share.corpus.name!r} no da {each}una ventana de {share.seq_len} + 1 "
+                raise UserError(f"el corpus {share.corpus.name!r} no da {each}una secuencia de {share.seq_len} + 1 "
                                 f"tokens: use más texto{fewer} o un --seq-len menor")
             place = _Place(place.epoch + 1)
 
@@ -409,7 +411,7 @@ def held_out(corpus: Corpus, tokenizer, seq_len: int, *, dist, val_fraction: flo
     windows = dist.broadcast_tree(dist.made_on_main(
         lambda: _held_out_windows(corpus, tokenizer, seq_len, val_fraction, limit, documents)))
     if windows is None:
-        dist.print(f"Aviso: entre los primeros {documents} documentos no hay una ventana de validación; no habrá "
+        dist.print(f"Aviso: entre los primeros {documents} documentos no hay una secuencia de validación; no habrá "
                    "pérdida de validación.")
     return windows
 

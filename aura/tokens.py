@@ -31,6 +31,7 @@ import torch
 from aura import extension
 from aura.errors import TrainingFault, UserError, agreed
 from aura.files import explain, sync_directory
+from aura.words import counted
 
 MAGIC = b"AURATOK\0"
 FORMAT_VERSION = 1
@@ -302,7 +303,7 @@ class _Stream:
         if self.windows == 0:
             raise agreed(
                 UserError,
-                f"{self.paths[0]}: {sum(self.tokens)} tokens no llenan una ventana de {seq_len} + 1; "
+                f"{self.paths[0]}: {sum(self.tokens)} tokens no llenan una secuencia de {seq_len} + 1; "
                 "use más texto o un --seq-len menor.",
             )
 
@@ -518,7 +519,7 @@ class TokenLoader:
         if self.steps_per_epoch == 0:
             raise agreed(
                 UserError,
-                f"Los datos dan {self.windows} ventanas y cada paso usa {self._global_batch}: "
+                f"Los datos dan {counted(self.windows, 'secuencia')} y cada paso usa {self._global_batch}: "
                 "baje --batch-size, --grad-accum o --seq-len, o use más texto.",
             )
         self._ring = _Ring(stream, batch_size, device, lent=grad_accum)
@@ -529,7 +530,7 @@ class TokenLoader:
         if epoch < 0 or not 0 <= samples <= self.windows:
             raise UserError(
                 f"La posición guardada (época {epoch}, muestra {samples}) no cabe en estos datos, "
-                f"de {self.windows} ventanas por época: ¿han cambiado los datos o --seq-len?"
+                f"de {counted(self.windows, 'secuencia')} por época: ¿han cambiado los datos o --seq-len?"
             )
         self.seed, self.epoch, self.samples = seed, epoch, samples
         self._seed64 = seed & _MASK64

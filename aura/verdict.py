@@ -48,7 +48,7 @@ def _compare_code(facts):
         names = list(dict.fromkeys(names))
         more = f" y {len(names) - FILES_NAMED} más" if len(names) > FILES_NAMED else ""
         yield Finding("code", named(ranks, facts),
-                      f"otra versión de este código: difiere {', '.join(names[:FILES_NAMED])}{more} "
+                      f"otra versión de este código en {', '.join(names[:FILES_NAMED])}{more} "
                       f"({_commit(theirs)}; los demás, {_commit(ours)})",
                       "deje la misma en todas (git pull, o copie la carpeta entera)")
 
@@ -104,13 +104,14 @@ def _compare_gpus(facts):
     without = [rank for rank, card in cards.items() if card is None]
     if without and len(without) < len(cards):
         yield Finding("gpu", named(without, facts), "torch no ve ninguna GPU, y en los demás sí",
-                      "instale ahí el driver y el torch con CUDA, o deje esa máquina fuera del grupo")
+                      "instale ahí el controlador y el torch con CUDA, o deje esa máquina fuera del grupo")
     cards = {rank: card for rank, card in cards.items() if card}
     for name in ("modelo", "memoria", "driver"):
         right, others = odd({rank: card[name] for rank, card in cards.items() if card[name]})
         for value, ranks in others.items():
-            yield Finding("gpu", named(ranks, facts), f"{name} de la GPU: {value}, y en los demás {right}",
-                          "actualice el driver para que sea el mismo" if name == "driver" else
+            shown = "controlador" if name == "driver" else name
+            yield Finding("gpu", named(ranks, facts), f"{shown} de la GPU: {value}, y en los demás {right}",
+                          "actualice el controlador para que sea el mismo" if name == "driver" else
                           "la GPU menor marca el ritmo y la memoria de todos: ajuste --batch-size a ella")
 
 
@@ -170,8 +171,8 @@ def _compare_priority(facts):
     usual = max(0, min(values.values()))
     for nice in sorted({nice for nice in values.values() if nice > usual}):
         yield Finding("slow-rank", named([rank for rank in values if values[rank] == nice], facts),
-                      f"se lanzó con prioridad baja (nice {nice}, y otros {usual}): otros programas le quitarán el "
-                      "procesador", "láncelo sin nice")
+                      f"prioridad baja (nice {nice}, y otros {usual}): otros programas irán antes en el procesador",
+                      "no use nice al lanzar")
 
 
 # ---- What only the group as a whole shows ---------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def world_sizes(peers):
     right, others = peers[0].get("world_size"), {}
     for rank, peer in peers.items():
         others.setdefault(peer.get("world_size"), []).append(rank)
-    return [Finding("world-size", named(ranks, peers), f"se lanzó con WORLD_SIZE={size}, y el rango 0 con {right}",
+    return [Finding("world-size", named(ranks, peers), f"WORLD_SIZE={size}, y en el rango 0 {right}",
                     "use el mismo en todas las máquinas: el número de procesos de todas juntas")
             for size, ranks in others.items() if size != right and None not in (size, right)]
 
@@ -193,7 +194,7 @@ def missing(ranks, peers, place, timeout):
              ] if place.source == "SLURM" else []
     nodes = f" (de {', '.join(empty)} no llegó nadie)" if empty else ""
     return Finding("missing", f"{'rango' if len(ranks) == 1 else 'rangos'} {', '.join(map(str, ranks))}",
-                   f"sin noticias en {timeout:g} s{nodes}; sí llegó {named(peers, peers)}",
+                   f"sin noticias en {timeout:g} s{nodes}; presentes: {named(peers, peers)}",
                    "compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE, y que ven la "
                    "máquina del rango 0")
 
@@ -226,7 +227,7 @@ def group(votes, peers, facts):
                       "compruebe que el cortafuegos deja pasar todos los puertos entre las máquinas")
     elif fallback and all(fact["gpu"] for fact in facts.values()):
         yield Finding("backend", "todos los rangos", f"NCCL no funciona y se usaría gloo, mucho más lento con GPU: "
-                      f"{fallback}", "NCCL_DEBUG=INFO dice más; iguale drivers y torch, y compruebe la interfaz")
+                      f"{fallback}", "NCCL_DEBUG=INFO dice más; iguale controladores y torch, y compruebe la interfaz")
 
 
 def slow(ranks, speed, peers):

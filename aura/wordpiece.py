@@ -54,7 +54,7 @@ class WordPiece:
     def __init__(self, vocab, lowercase=True, strip_accents=None):
         missing = [token for token in SPECIAL[:4] if token not in vocab]
         if missing:
-            raise UserError(f"al vocabulario WordPiece le falta {', '.join(missing)}: use el de un modelo BERT")
+            raise UserError(f"el vocabulario WordPiece no tiene {', '.join(missing)}: use el de un modelo BERT")
         self.vocab = vocab
         self.vocab_size = max(vocab.values()) + 1
         self.pad_id, self.unk_id, self.cls_id, self.sep_id = map(vocab.get, SPECIAL[:4])

@@ -52,7 +52,7 @@ VALIDATION_SEED, EVAL_OFFSET = 1000, 1_000_000  # EVAL_OFFSET: from a seed to th
 TOLERANCE = 0.05  # relative, between sizes that are called equal
 SEGMENTS = 3
 IGNORED = -100
-HRM, SAME_SIZE, SAME_FLOPS = "HRM", "GPT, mismos parámetros", "GPT, mismos FLOPs"
+HRM, SAME_SIZE, SAME_FLOPS = "HRM", "GPT, mismos parámetros", "GPT, mismos FLOP"
 NO_CYCLES, WITH_SEGMENTS = "HRM sin ciclos", f"HRM, {SEGMENTS} segmentos"
 
 # ---- Tasks ----------------------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def seeds(text):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Compara HRM-Text1 con GPT de sus parámetros y de sus FLOPs en tres "
+    parser = argparse.ArgumentParser(description="Compara HRM-Text1 con GPT de sus parámetros y de sus FLOP en tres "
                                                  "tareas de razonamiento, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true", help="imprime al final las tablas en Markdown")

@@ -263,7 +263,7 @@ def test_a_spoiled_file_is_one_line(folder, spoil):
 
 @pytest.mark.parametrize("change, said", [
     ({"model_type": "roberta"}, "'roberta', y aquí solo se entrena bert"),
-    ({"hidden_size": None}, "le falta hidden_size"),
+    ({"hidden_size": None}, "no tiene hidden_size"),
     ({"hidden_size": "ancho"}, "hidden_size 'ancho'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers 0"),
     ({"hidden_act": "relu"}, "hidden_act 'relu'"),

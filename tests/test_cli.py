@@ -79,7 +79,7 @@ def test_help_is_spanish_and_shows_defaults():
 def test_bad_argument_ends_with_one_line_and_code_2(tmp_path):
     for module in ("aura.ops", "aura.extension"):
         code, output = run(["-m", module, "--nada"], tmp_path)
-        assert code == 2 and f"--nada (la lista completa: python -m {module} --help)" in output
+        assert code == 2 and f"--nada (las opciones: python -m {module} --help)" in output
     code, output = run([ROOT / "train_gpt2_spanish.py", "--preset", "gtp2"], tmp_path)
     assert code == 2
     assert output.count("\n") == 1

@@ -76,7 +76,7 @@ def test_other_files_are_named_and_skipped(tmp_path):
     told = dict(note.split(": ", 1) for note in notes)
     assert sorted(told) == sorted(path.name for path in tmp_path.iterdir() if path not in (kept, tmp_path / ".keep"))
     assert not any("\n" in note for note in notes)
-    assert "le falta f1;" in told["missing.json"] and "steps no puede ser 'many'" in told["wrong-steps.json"]
+    assert "no tiene f1;" in told["missing.json"] and "steps no puede ser 'many'" in told["wrong-steps.json"]
     assert "no es JSON" in told["cut.json"] and "no es JSON" in told["deep.json"]
     assert "no es un resultado" in told["tabla.md"] and "no es un resultado" in told["other.json"]
     assert all(name in told[f"wrong-{name}.json"] for name in wrong if name != "nodes")

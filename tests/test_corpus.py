@@ -116,7 +116,7 @@ def test_more_than_one_percent_of_damage_is_an_error(tmp_path):
     lines = [json.dumps({"text": f"hola {i}"}) for i in range(200)]
     for i in (20, 50, 80):
         lines[i] = "{roto"
-    with pytest.raises(UserError, match=r"3 de 200 líneas.*línea 21"):
+    with pytest.raises(UserError, match=r"dañadas: 3 de 200 leídas.*línea 21"):
         documents(write(tmp_path / "d.jsonl", "\n".join(lines)))
 
 
@@ -142,7 +142,7 @@ def test_a_text_in_another_encoding_is_an_error_before_much_of_it_is_read(tmp_pa
     found = corpus.open_corpus(str(tmp_path))
     reading = found.documents()
     assert next(reading) == (line * 20).rstrip("\n")
-    with pytest.raises(UserError, match=r"de \d\d líneas leídas .*b\.txt, línea 1: no es UTF-8 válido.*-f CP1252"):
+    with pytest.raises(UserError, match=r"dañadas: 20 de \d\d leídas.*b\.txt, línea 1: no es UTF-8 válido.*-f CP1252"):
         next(reading)
 
 
@@ -169,7 +169,7 @@ def test_a_piece_of_a_long_line_does_not_end_within_a_line_end(tmp_path, monkeyp
 
 def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
     path = write(tmp_path / "d.jsonl", '{"texto": "x"}\n' * 50_000)
-    with pytest.raises(UserError, match="de 1. líneas leídas .*falta la clave «text» con.*en la clave «text»$"):
+    with pytest.raises(UserError, match="dañadas: .* de 1. leídas.*falta la clave «text» con.*en la clave «text»$"):
         next(corpus.open_corpus(str(path)).documents())
 
 

@@ -50,7 +50,7 @@ ODD = [
     ({1: {"versions": {"NCCL": None}}}, "versions", "rango 1", "NCCL ninguno y los demás 2.28"),
     ({0: {"code": {"hash": "b", "commit": "old", "changed": True, "files": {"aura/a.py": "1", "aura/b.py": "1"}}},
       1: {"code": {"files": {"aura/a.py": "1", "aura/b.py": "2", "aura/c.py": "3"}}}},
-     "code", "rango 0", "difiere aura/b.py, aura/c.py (commit old con cambios sin confirmar; los demás, commit abc)"),
+     "code", "rango 0", "en aura/b.py, aura/c.py (commit old con cambios sin confirmar; los demás, commit abc)"),
     ({1: {"kernels": "no hay compilador", "gpu": None}, 0: {"gpu": None}, 2: {"gpu": None}}, "versions", "rango 1",
      "no hay compilador"),
     ({1: {"data": {"sha256": "d2"}}}, "data", "rango 1", "'libro'"),
@@ -58,7 +58,7 @@ ODD = [
     ({1: {"data": {"problem": "está dañado", "name": ""}}}, "data", "rango 1", "está dañado"),
     ({2: {"gpu": None, "device": "cpu"}}, "gpu", "rango 2", "no ve ninguna GPU"),
     ({2: {"gpu": {"modelo": "T4"}}}, "gpu", "rango 2", "modelo de la GPU: T4, y en los demás L4"),
-    ({1: {"gpu": {"driver": "570"}}}, "gpu", "rango 1", "driver de la GPU: 570"),
+    ({1: {"gpu": {"driver": "570"}}}, "gpu", "rango 1", "controlador de la GPU: 570"),
     ({0: {"disks": disks(free=2e9)}}, "disk", "rango 0", "quedan 2.0 GB en 'x' (--checkpoint-dir)"),
     ({1: {"disks": disks(free=5e7)}}, "disk", "rango 1", "quedan 50 MB"),
     ({1: {"disks": disks(free=1.02e8), "data": None}}, "disk", "rango 1", "105 MB"),
@@ -298,7 +298,7 @@ def test_everything_that_differs_is_named_with_its_rank_and_nothing_else(tmp_pat
         results = [process.finish(60) for process in launched]
     assert [code for code, _ in results] == [3, 3, 3], results
     problems = [line for line in results[0][1].splitlines() if line.startswith("- ")]
-    expected = {"rango 1": ["otra versión de este código: difiere aura/optim.py (", "el tokenizador de sus datos"],
+    expected = {"rango 1": ["otra versión de este código en aura/optim.py (", "el tokenizador de sus datos"],
                 "rango 2": ["el contenido de sus datos", "GLOO_SOCKET_IFNAME=nohay0"] + ["lleno"] * bool(full_disk)}
     for who, texts in expected.items():
         for text in texts:
@@ -335,7 +335,7 @@ def test_another_number_of_processes_is_named_at_once(tmp_path, sizes, ranks):
     assert all(code == 3 for code, _ in results.values()), results
     (line,) = [line for line in results[0][1].splitlines() if line.startswith("- ")]
     assert "Procesos:" not in results[0][1], "an empty table says nothing"
-    assert "rango 1 (" in line and f"WORLD_SIZE={sizes[1]}, y el rango 0 con {sizes[0]}" in line
+    assert "rango 1 (" in line and f"WORLD_SIZE={sizes[1]}, y en el rango 0 {sizes[0]}" in line
     with pytest.raises(UserError, match=f"WORLD_SIZE={sizes[0]} en el rango 0 y {sizes[1]} en el rango 1"):
         rendezvous.require_all({1: {"world_size": sizes[1]}}, SimpleNamespace(rank=0, world_size=sizes[0]), 20)
     assert len(ranks) == 2 or "el rango 2, con WORLD_SIZE=3, y el rango 0 se lanzó con WORLD_SIZE=2" in results[2][1]

@@ -97,7 +97,7 @@ def test_race_of_four_builds_once(workshop):
         out, err = finish(process)
         assert out.startswith("True\n"), err
         said += err.splitlines()
-    assert said == ["Se compila la extensión C++, solo esta vez: puede tardar unos minutos."]
+    assert said == ["Se compila la extensión de C++, solo esta vez: puede tardar unos minutos."]
     assert log.read_text().split().count("link") == 1
     assert log.read_text().split().count("compile") == compiled(native=True)
 
@@ -155,9 +155,9 @@ def test_no_compiler_is_one_line_and_none(tmp_path):
     for change in ({"CXX": "/nonexistent"}, {"PATH": str(tmp_path)}):
         out, err = finish(start({**base, **change}, LOAD + "; e.load()"))
         assert out.startswith("False\n")
-        assert "sin extensión C++: no se encuentra un compilador" in out
+        assert "sin extensión de C++: no se encuentra un compilador" in out
         assert len(err.splitlines()) == 1
-        assert err.startswith("Aviso: sin extensión C++")
+        assert err.startswith("Aviso: sin extensión de C++")
 
 
 @needs_jit
@@ -268,7 +268,7 @@ def test_a_library_that_the_linker_misses_is_named():
 
 def test_switched_off_is_silent():
     out, err = finish(start({**os.environ, "AURA_EXTENSION": "off"}))
-    assert out == "False\nextensión C++ desactivada (AURA_EXTENSION=off)\n"
+    assert out == "False\nextensión de C++ desactivada (AURA_EXTENSION=off)\n"
     assert err == ""
 
 

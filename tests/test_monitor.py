@@ -171,7 +171,8 @@ def test_check_of_eight_cards(tmp_path, main):
     code, output = main("--check", "--json", "--replay", hot)
     assert code == 3 and json.loads(output)["findings"][0]["kind"] == "throttled"
     assert main("--check", "--replay", hot, "--gpus", "0,1")[0] == 0
-    few = "Todo correcto en nodo1; rangos vistos: 8 (con menos de 5 muestras no se juzga lo que va y viene).\n"
+    few = ("Todo correcto en nodo1; rangos vistos: 8 (con menos de 5 muestras no se juzgan los problemas "
+           "intermitentes).\n")
     assert main("--check", "--count", 4, "--replay", hot) == (0, few)
 
 
@@ -190,7 +191,7 @@ def test_check_of_a_run(tmp_path, main):
     (logs / heartbeat.FOLDER / "rank-00001.json").unlink()
     code, output = main("--check", "--count", 1, "--run", logs)
     well = f"Todo correcto en {socket.gethostname()}; rangos vistos: 1"
-    assert (code, output) == (0, f"{well} (con menos de 5 muestras no se juzga lo que va y viene).\n")
+    assert (code, output) == (0, f"{well} (con menos de 5 muestras no se juzgan los problemas intermitentes).\n")
     with pytest.raises(UserError, match="ningún rango da señales"):
         main("--check", "--count", 1, "--run", tmp_path / "otra")
 

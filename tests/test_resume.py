@@ -58,7 +58,7 @@ def test_a_checkpoint_that_somebody_has_made_smaller_is_called_that(tmp_path):
     about = {"config": {}, "tokenizer": torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)}
     keeper = checkpoint.Checkpointer(tmp_path, Session(), constants=about)
     keeper.save(1, {"model": {}, "scaler": {}, "loader": {}, "progress": 1, "dataset": {}})
-    with pytest.raises(UserError, match="00001.pt le falta optimizer, progress: no es .* indique otro") as found:
+    with pytest.raises(UserError, match="00001.pt no tiene optimizer, progress: no es .* indique otro") as found:
         resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
     assert found.value.same_everywhere
 

@@ -151,7 +151,8 @@ def test_an_orderly_stop_is_told_once_on_every_machine(monkeypatch, capsys):
         assert start.leave_stopped(args, dist, progress, 2, keeper) == 130
     assert capsys.readouterr().out.splitlines() == [
         "Detenido por una señal en el paso 7; último punto de control: c/ckpt.pt. La misma orden lo reanuda.",
-        "[rango 2] Detenido por una señal en el paso 7; lo ha guardado el rango 0. La misma orden lo reanuda."]
+        "[rango 2] Detenido por una señal en el paso 7; el punto de control lo ha guardado el rango 0. La misma orden "
+        "lo reanuda."]
 
 
 @pytest.mark.parametrize("script, check, words", [

@@ -166,7 +166,7 @@ def test_another_block_size_begins_the_block_again(folder, model, capsys):
     with loader(folder, model, batch_size=1, shuffle_windows=10) as resumed:
         resumed.load_state_dict(state)
         assert {rows(resumed.next())[0] for _ in range(20)} == set(order[20:])
-    assert "se repiten 7 ventanas de 16" in capsys.readouterr().out
+    assert "hay que repetir 7 secuencias de 16" in capsys.readouterr().out
 
 
 def test_what_is_left_of_an_epoch_may_be_less_than_a_window(folder, model):
@@ -274,10 +274,10 @@ def test_too_little_text_for_one_rank_ends_all_of_them(tmp_path, model):
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts(1)))
     results = group(tmp_path, 2, STEPS, path, model, tmp_path / "out", 5)
     assert [code for code, _ in results] == [2, 2]
-    assert "rango 1: el corpus 'd' no da a cada uno de los 2 procesos una ventana de 16 + 1" in results[0][1]
+    assert "rango 1: el corpus 'd' no da a cada uno de los 2 procesos una secuencia de 16 + 1" in results[0][1]
     assert not any("Traceback" in output for _, output in results)
     path.write_text('{"text": "hola"}')
-    with pytest.raises(UserError, match=r"'d' no da una ventana de 16 \+ 1 tokens: use más texto o un --seq-len menor"):
+    with pytest.raises(UserError, match=r"'d' no da una secuencia de 16 \+ 1 tokens: use más texto o un --seq-len"):
         loader(path, model)
 
 
@@ -341,7 +341,7 @@ def test_validation_documents_are_kept_out_of_training(folder, model, tokens_of,
     windows = windows_of(tokens_of(held))
     assert rows(found()) == windows and found().dtype == torch.int64
     assert rows(found(limit=4)) == windows[:4]
-    assert found(val_fraction=0.0) is None and "no hay una ventana de validación" in capsys.readouterr().out
+    assert found(val_fraction=0.0) is None and "no hay una secuencia de validación" in capsys.readouterr().out
     few = [text for text in documents[:9] if dataset.document_share(text) < 0.3]
     assert rows(found(documents=9)) == windows_of(tokens_of(few))
 

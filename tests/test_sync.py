@@ -469,7 +469,7 @@ def test_one_process_says_what_is_of_no_use_to_it(capsys, strategy, words, idle)
     add_distributed(parser, strategy)
     with distributed.session(parser.parse_args(words)) as dist:
         assert dist.world_size == 1
-    assert capsys.readouterr().out == (f"Aviso: con un solo proceso no tiene efecto {idle}.\n" if idle else "")
+    assert capsys.readouterr().out == (f"Aviso: con un solo proceso, sin efecto: {idle}.\n" if idle else "")
 
 
 @pytest.mark.parametrize("words, steps, expected", [

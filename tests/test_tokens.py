@@ -347,7 +347,7 @@ def test_a_thread_that_is_refused_is_no_fault_of_the_files(tmp_path, monkeypatch
 
 def test_too_little_text_names_the_way_out(tmp_path):
     paths, _, _ = write(tmp_path, 101)
-    with pytest.raises(UserError, match=r"10 ventanas.*12.*baje --batch-size.*--grad-accum.*--seq-len") as found:
+    with pytest.raises(UserError, match=r"10 secuencias.*12.*baje --batch-size.*--grad-accum.*--seq-len") as found:
         TokenLoader(paths, 10, 2, vocab_size=VOCAB, grad_accum=3, world_size=2)
     assert found.value.same_everywhere
     for make in (TokenLoader, evaluation_batches):

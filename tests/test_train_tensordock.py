@@ -438,7 +438,7 @@ def test_what_excludes_each_other_is_refused(dry_run):
 
 def test_too_few_tokens_for_a_step_are_no_plan(dry_run):
     error, output = dry_run("--dataset_path", "muestra", "--model_preset", "aura-cpu", "--dataset_max_tokens", 300)
-    assert "dan 2 ventanas y cada paso usa 4" in error and "--batch_size" in error and "CUMPLE" not in output
+    assert "dan 2 secuencias y cada paso usa 4" in error and "--batch_size" in error and "CUMPLE" not in output
 
 
 def test_packed_text_is_planned_unpacked(dry_run, tmp_path_factory):

@@ -72,4 +72,4 @@ def test_a_launch_reminds_until_its_first_rank_begins(impatient, monkeypatch):
     here.torchrun = type("Running", (), {"poll": lambda self: None})()
     monkeypatch.setattr(here, "warn", lambda line: (said.append(line), len(said) == 2 and here.event(0, pid=1)))
     here.remind()
-    assert len(said) == 2 and all("a las otras máquinas: 2 con esta." in line for line in said)
+    assert len(said) == 2 and all("a las otras máquinas (2 con esta)." in line for line in said)
