@@ -16,7 +16,7 @@ Variables de entorno (entre paréntesis, lo que vale si falta):
   NODE_RANK        número de esta máquina, de 0 a NNODES-1 (0; obligatoria si NNODES > 1)
   MASTER_ADDR      IP o nombre de la máquina 0 (127.0.0.1; obligatoria si NNODES > 1)
   MASTER_PORT      puerto libre de la máquina 0 (29500)
-  GPUS_PER_NODE    procesos en esta máquina, uno por GPU (las GPU que haya; sin GPU, un proceso); 0 = por CPU
+  GPUS_PER_NODE    procesos en esta máquina, uno por GPU (las GPU que haya; sin GPU, un proceso); 0: en la CPU
   SCRIPT           script que se ejecuta (train_gpt2_spanish.py)
   PYTHON           intérprete (.venv/bin/python; si no existe, python3)
   OMP_NUM_THREADS  hilos de CPU por proceso (núcleos / procesos)
@@ -134,8 +134,8 @@ elif whole GPUS_PER_NODE "${GPUS_PER_NODE}" 0 256 1; then
     if ((number == 0)); then
         export CUDA_VISIBLE_DEVICES="" # the person said no GPU: the script must not find one
     elif ((found > 0 && number > found)); then
-        way_out="use GPUS_PER_NODE=${found}, o CUDA_VISIBLE_DEVICES= para ir por CPU"
-        bad "GPUS_PER_NODE=${number} y aquí se ven ${found} GPU (${way_out})"
+        way_out="use GPUS_PER_NODE=${found}, o CUDA_VISIBLE_DEVICES= para usar la CPU"
+        bad "GPUS_PER_NODE=${number} y aquí hay ${found} GPU (${way_out})"
     else
         processes=$number
     fi
@@ -159,6 +159,13 @@ print(placement.port_problem(int(sys.argv[1]), "MASTER_PORT=") or "")
 print(placement.foreign_address(sys.argv[2], "MASTER_ADDR=") or "")' "${port}" "${addr}")
     { read -r problem && read -r warning; } <<<"${said}"
     [[ -z ${problem} ]] || bad "${problem}"
+fi
+
+# Where there is no getent, as on a Mac, Python looks the name up.
+if [[ -n ${addr} && -n ${node_rank} ]] && ! command -v getent >/dev/null; then
+    said=$(with_aura -c 'import sys; from aura import placement
+print(placement.name_problem(sys.argv[1], sys.argv[2] == "0") or "")' "${addr}" "${node_rank}" 2>/dev/null)
+    [[ -z ${said} ]] || bad "MASTER_ADDR=${said}"
 fi
 
 # Saving a large checkpoint can outlast the 30 s torchrun gives its workers after a signal.

@@ -184,10 +184,12 @@ def units(compiler: list[str], native: bool, isas: dict[str, list[str]]) -> list
         return found
 
     threads = ["-D_GLIBCXX_USE_CXX11_ABI=1"]
+    # at::parallel_for is a template: its threads are made by the code compiled here, with torch's own run-time library.
+    # On Linux clang asks for another one, whose threads know nothing of torch's; without it, one thread.
     if not _is_clang(compiler):
-        # at::parallel_for is a template: its threads are made by the code compiled here, with torch's own libgomp.
-        # clang asks for another run-time library, whose threads know nothing of torch's; without it, one thread.
         threads.append("-fopenmp")
+    elif sys.platform == "darwin":  # Apple's has no such option, and torch brings omp.h and the library
+        threads += ["-Xclang", "-fopenmp"]
     chosen_from = [f"-DAURA_HAS_{isa.upper()}" for isa in NEWEST if isa in isas]
     found += [Unit(source, f"{Path(source).stem}.o", [*every, *here, *threads, *chosen_from]) for source in OPS_SOURCES]
     for isa, flags in isas.items():
@@ -288,7 +290,7 @@ def _locked(path: Path):
     try:
         import fcntl
     except ImportError as error:
-        raise Unavailable("en este sistema no se construye la extensión (use Linux o WSL2)") from error
+        raise Unavailable("en este sistema no se compila la extensión (use Linux o WSL2)") from error
     started, waited, told = time.monotonic(), 0.0, False
     with open(path, "a+", encoding="utf-8", errors="backslashreplace") as file:
         while True:
@@ -298,9 +300,10 @@ def _locked(path: Path):
             except BlockingIOError:
                 waited = time.monotonic() - started
             if waited > WAIT_LIMIT_S:
-                raise Unavailable(f"otro proceso lleva más de {WAIT_LIMIT_S} s construyendo la extensión ({path})")
+                raise Unavailable(f"otro proceso lleva más de {WAIT_LIMIT_S} s compilando la extensión ({path})")
             if waited > WAIT_NOTICE_S and not told:
-                print(f"Otro proceso construye la extensión C++: se le espera {WAIT_LIMIT_S} s.", file=sys.stderr)
+                print(f"Otro proceso compila la extensión de C++: se le espera como mucho {WAIT_LIMIT_S} s.",
+                      file=sys.stderr)
                 told = True
             time.sleep(0.1)
         yield file, waited > 0
@@ -386,7 +389,7 @@ def run_build(rules: str, output: str, target: Path) -> None:
         # A killed builder's compiler may still be writing there: what cannot go now goes with the next build.
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=target.parent, ignore_cleanup_errors=True) as folder:
-        print("Se compila la extensión C++, solo esta vez: puede tardar unos minutos.", file=sys.stderr, flush=True)
+        print("Se compila la extensión de C++, solo esta vez: puede tardar unos minutos.", file=sys.stderr, flush=True)
         built = Path(folder, output)
         Path(folder, "build.ninja").write_bytes(os.fsencode(rules))  # folders as the system names them
         _run_ninja(ninja, Path(folder))
@@ -548,7 +551,7 @@ def load() -> ModuleType | None:
                 reason = " ".join(str(error).split())
                 _result = None, reason
                 print(
-                    f"Aviso: sin extensión C++, se usa la versión en Python, más lenta. Motivo: {reason}",
+                    f"Aviso: sin extensión de C++, se usa la versión en Python, más lenta. Motivo: {reason}",
                     file=sys.stderr,
                 )
     module = _result[0]
@@ -565,11 +568,11 @@ def has_ops(module: ModuleType | None) -> bool:
 def status() -> str:
     """What is in use and why, in a few words of Spanish; builds nothing."""
     if _disabled():
-        return "extensión C++ desactivada (AURA_EXTENSION=off)"
+        return "extensión de C++ desactivada (AURA_EXTENSION=off)"
     if _result is None:
-        return "extensión C++ aún sin cargar"
+        return "extensión de C++ aún sin cargar"
     module, note = _result
-    return f"extensión C++ {note}" if module else f"sin extensión C++: {note}"
+    return f"extensión de C++ {note}" if module else f"sin extensión de C++: {note}"
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ import sys
 from dataclasses import dataclass, replace
 
 from aura.errors import UserError
+from aura.words import counted
 
 DEFAULT_PORT = 29500  # torchrun's own default
-SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921  # of netdevice(7)
+# Of netdevice(7), and of Darwin's sys/sockio.h.
+SIOCGIFADDR, SIOCGIFMTU = (0xC0206921, 0xC0206933) if sys.platform == "darwin" else (0x8915, 0x8921)
 VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK",
              "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
 SLURM_VARIABLES = {"rank": "SLURM_PROCID", "world_size": "SLURM_NTASKS", "local_rank": "SLURM_LOCALID"}
@@ -133,7 +135,7 @@ def _checked(found, source):
     if world_size == 0:
         problems.append("WORLD_SIZE: 0 procesos no pueden entrenar; indique 1 o más")
     elif rank is not None and world_size is not None and rank >= world_size:
-        problems.append(f"el rango {rank} no existe con {world_size} procesos (van de 0 a {world_size - 1})")
+        problems.append(f"el rango {rank} no existe con {counted(world_size, 'proceso')} (se numeran desde 0)")
     if not 1 <= values.get("master_port", 1) <= 65535:
         problems.append(f"MASTER_PORT: {values['master_port']} no es un puerto (de 1 a 65535)")
     address = found.get("master_addr") or ("127.0.0.1" if world_size == 1 else None)

@@ -32,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 import measure  # noqa: E402
 
 from aura import ops, start  # noqa: E402
+from aura.errors import UserError  # noqa: E402
 
 OURS = "fused"  # what is measured as ours, a mode of ops.using
 SEED = 1234
@@ -801,4 +802,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as problem:
+        sys.exit(f"error: {problem}")

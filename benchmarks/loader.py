@@ -313,6 +313,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = build_parser().parse_args()
+    if sys.platform != "linux":
+        sys.exit("error: este programa se ata a un núcleo y lee /proc, y para eso hace falta Linux")
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)

@@ -63,7 +63,7 @@ std::unique_ptr<WindowReader> open_reader(const std::vector<std::pair<std::strin
 }
 
 // None when the buffer holds its windows, else (kind, shard, position, token).
-py::object wait(WindowReader& reader, size_t slot) {
+py::object wait_for(WindowReader& reader, size_t slot) {
   Fault fault;
   while (true) {
     bool ready;
@@ -110,7 +110,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("slot"), py::arg("seed"), py::arg("epoch"), py::arg("first"), py::arg("count"))
       .def("submit_windows", py::overload_cast<size_t, std::vector<uint64_t>>(&WindowReader::submit),
            py::arg("slot"), py::arg("windows"))
-      .def("wait", &wait, py::arg("slot"))
+      .def("wait", &wait_for, py::arg("slot"))
       .def("cancel", &WindowReader::cancel, Release())
       .def("close", &WindowReader::close, Release());
 }

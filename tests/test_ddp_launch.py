@@ -58,6 +58,20 @@ def test_one_machine_by_default(here):
     assert {"SIGTERM", "SIGINT", "SIGUSR1"} <= forwarded(words)
 
 
+def test_a_name_that_leads_nowhere_is_told_where_there_is_no_getent_too(here, monkeypatch):
+    """As on a Mac: Python is asked then."""
+    tools = here / "tools"
+    tools.mkdir()
+    for name in ("bash", "env", "dirname", "awk", "timeout", "nproc", "cat", "sed", "grep", "tr", "seq", "uname", "id"):
+        if path := shutil.which(name):
+            (tools / name).symlink_to(path)
+    monkeypatch.setenv("PATH", str(tools))
+    done = launch(here, PYTHON=sys.executable, NNODES="2", NODE_RANK="0", MASTER_ADDR="no-hay.invalid",
+                  CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2 and "MASTER_ADDR='no-hay.invalid' no se resuelve en esta máquina" in done.stderr
+    assert done.stderr.count("MASTER_ADDR=") == 1, done.stderr
+
+
 def forwarded(words):
     word = next(word for word in words if word.startswith("--signals-to-handle="))
     return set(word.split("=")[1].split(","))
