@@ -175,8 +175,9 @@ def verdict(args, sample, beats, found, seen):
     if args.json:
         print(dashboard.record(sample, beats, found))
     elif not found:
-        few = f" (con menos de {least} muestras no se juzga lo que va y viene)" if seen < least else ""
-        print(f"Todo correcto en {sample.host}" + (f"; rangos vistos: {len(beats)}" if beats else "") + few + ".")
+        few = f" (con menos de {least} muestras no se juzgan los problemas intermitentes)" if seen < least else ""
+        ranks = f"; rangos vistos: {len(beats)}" if beats else ""
+        print(f"Todo correcto en {dashboard.clean(sample.host)}{ranks}{few}.")
     else:
         print(*(dashboard.clean(f"{finding.kind}: {finding.line()}") for finding in found), sep="\n")
     return EXIT_FAULT if found else EXIT_OK

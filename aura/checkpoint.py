@@ -40,6 +40,7 @@ from aura.files import (
     write_bytes,
 )
 from aura.sharding import whole
+from aura.words import counted
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 ORIGIN = ".origen"
@@ -91,8 +92,9 @@ def damage(path):
     """
     try:
         with zipfile.ZipFile(regular(path)) as archive:
-            broken = archive.testzip() or next((record.filename for record in archive.infolist() if record.external_attr
-                                                or record.compress_type or record.flag_bits & ENCRYPTED), None)
+            odd = (record.filename for record in archive.infolist() if record.external_attr or record.compress_type
+                   or record.flag_bits & ENCRYPTED)
+            broken = next(odd, None) or archive.testzip()  # which unpacks: of a compressed record, gigabytes
         if broken:
             return f"el registro {broken} está dañado"
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -558,9 +560,9 @@ class Checkpointer:
         free = shutil.disk_usage(self.directory).free
         owns = max(0, min(3 - len(found(self.own)), len(steps) + 1)) if own else 0
         if free < more * size + owns * own:
-            self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber {more} "
-                            f"puntos de control más, de {(size + own) / 1e9:.2f} GB: libere espacio o baje "
-                            "--keep-checkpoints, o se parará cuando no quepa el siguiente.")
+            self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber "
+                            f"{counted(more, 'punto')} de control más, de {(size + own) / 1e9:.2f} GB: libere espacio "
+                            "o baje --keep-checkpoints, o se parará cuando no quepa el siguiente.")
 
 
 def _origin_of(path):

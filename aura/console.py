@@ -6,6 +6,14 @@ import os
 from aura.errors import UserError
 from aura.files import explain
 
+# What would move the cursor, colour the terminal or name its window, in names and texts that others have written.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def harmless(text):
+    """`text` with its control characters, but for ends of lines and tabs, as Python writes them."""
+    return text.translate(_CONTROL)
+
 
 class Console:
     """A stream of the console that, once outlive() was called, drops what it cannot take any more. Until then that is

@@ -19,6 +19,7 @@ from pathlib import Path
 from aura import diagnosis, heartbeat
 from aura.errors import UserError
 from aura.files import explain
+from aura.words import counted
 
 MOST_PROCESSES = 10  # rows of processes; those that use most
 SILENT_SECONDS, STILL_SECONDS = 5, 15  # after which a row says that a rank is silent, or stays where it is
@@ -143,7 +144,7 @@ def lines(sample, beats, found, width=math.inf, cluster=False, run=None):
 def _machine(sample, width):
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sample.time))
     load = f", carga {sample.load:.1f}" if sample.load is not None else ""
-    facts = [f"CPU {figure(sample.cpu, unit=' %')} de {sample.cores} núcleos{load}",
+    facts = [f"CPU {figure(sample.cpu, unit=' %')} de {counted(sample.cores, 'núcleo')}{load}",
              f"RAM {part(sample.memory_used, sample.memory_total)}"]
     if sample.swap_total:
         facts.append(f"swap {part(sample.swap_used, sample.swap_total)}")
@@ -177,7 +178,7 @@ def _processes(sample, width):
     rows = [(str(process.pid), process.name, figure(process.cpu, unit=" %"), size(process.memory),
              STATUSES.get(process.status, process.status), "sí" if process.ours else "no") for process in shown]
     more = len(sample.processes) - len(shown)
-    return _titled(columns, rows, width) + [(clip(f"y {more} procesos más", width), "dim")] * bool(more)
+    return _titled(columns, rows, width) + [(clip(f"y {counted(more, 'proceso')} más", width), "dim")] * bool(more)
 
 
 def _titled(columns, rows, width):
@@ -396,4 +397,5 @@ class Screen:
 
 def paint(text, style, color):
     """`text` in its style, where colours are wanted."""
+    text = clean(text)
     return f"{STYLES[style]}{text}{RESET}" if color and style and text else text

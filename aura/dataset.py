@@ -33,6 +33,7 @@ from aura.files import (
     write_bytes,
     write_json,
 )
+from aura.words import counted
 
 FORMAT = 1
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
@@ -144,7 +145,7 @@ def read(directory):
     except PermissionError as problem:
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); corrija sus permisos, o indique otra "
                         "carpeta con --data-dir") from problem
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise UserError(f"{str(path)!r} está dañado: {AGAIN}") from problem
 
 
@@ -152,12 +153,18 @@ def _require_whole(found):
     """Raise one of the errors that read() expects where the meta lacks something that is needed later."""
     meta = found.meta
     texts = [meta["name"], meta["source"]["kind"], found.sha256, *itertools.chain(*found.files())]
-    numbers = [meta["prepared_at"], meta["options"]["vocab_size"], found.vocab_size, size_of(meta),
+    numbers = [meta["options"]["vocab_size"], found.vocab_size, size_of(meta),
                found.tokens("train"), found.tokens("val"),
                *(shard[key] for split in meta["splits"].values() for shard in split["shards"]
                  for key in ("tokens", "crc32"))]
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(each, int | float) for each in numbers):
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(each, int) for each in numbers):
         raise TypeError(meta)
+    if not isinstance(meta["prepared_at"], int | float) or not 0 <= meta["prepared_at"] < 1e12:
+        raise ValueError(meta["prepared_at"])
+    # They are written in this folder, also on other machines: nothing that leads out of it, nor what nobody can type.
+    if bad := [name for name, _ in found.files() if not name or Path(name).name != name or not name.isprintable()
+               or name.startswith(".")]:
+        raise ValueError(bad)
 
 
 def prepared(data_dir, note=None):
@@ -404,16 +411,16 @@ class _Progress:
         if self.bar.disable and now - self.told > LINE_SECONDS and position:
             left = (now - self.started) * (self.total / position - 1)
             self.note(f"Preparando: {100 * position / self.total:.0f} %, {tokens_written / 1e6:.1f} M tokens, "
-                      f"faltan unos {left / 60:.1f} min")
+                      f"faltan {left / 60:.1f} min")
             self.told = now
 
 
 def _summarise(dataset, seconds, note):
     splits, damage = dataset.meta["splits"], dataset.meta["damage"]
     note(f"Datos preparados en {dataset.directory} ({seconds:.0f} s): {splits['train']['tokens']} tokens de "
-         f"entrenamiento en {splits['train']['documents']} documentos, {splits['val']['tokens']} de validación en "
-         f"{splits['val']['documents']}, vocabulario de {dataset.vocab_size}.")
+         f"entrenamiento en {counted(splits['train']['documents'], 'documento')}, {splits['val']['tokens']} de "
+         f"validación en {splits['val']['documents']}, vocabulario de {dataset.vocab_size}.")
     if damage["bad"]:
-        note(f"Aviso: {damage['bad']} de {damage['lines']} líneas estaban dañadas; la primera: {damage['first']}.")
+        note(f"Aviso: líneas dañadas: {damage['bad']} de {damage['lines']}; la primera: {damage['first']}.")
     if not splits["val"]["tokens"]:
         note("Aviso: sin documentos de validación; no habrá pérdida de validación.")

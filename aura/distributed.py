@@ -27,6 +27,7 @@ import torch.distributed as c10d
 from aura import backend as backends
 from aura import ddp, placement, rendezvous, sharding, sync, waiting
 from aura.backend import within
+from aura.console import harmless
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
 from aura.launch import LISTENED
@@ -94,11 +95,11 @@ class Session:
     def print(self, *words):
         """Print on rank 0 only."""
         if self.main:
-            print(*words, flush=True)
+            print(harmless(" ".join(map(str, words))), flush=True)
 
     def print_each(self, text):
         """Print one line from every rank, in one write so that lines of different processes never mix."""
-        sys.stdout.write(f"[rango {self.rank}] {text}\n")
+        sys.stdout.write(harmless(f"[rango {self.rank}] {text}\n"))
         sys.stdout.flush()
 
     def sum(self, values):
@@ -346,7 +347,7 @@ def session(args, before_group=None):
                    shards=place.world_size if sharded else 1)
     if not place.grouped:
         if idle := sync.idle_alone(args):
-            dist.print(f"Aviso: con un solo proceso no tiene efecto {idle}.")
+            dist.print(f"Aviso: con un solo proceso, sin efecto: {idle}.")
         take_device(dist, dist.print)
         with _shortage_told():
             yield dist

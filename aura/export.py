@@ -88,7 +88,7 @@ def require_free(directory):
         ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8-sig"))
     except NotADirectoryError as problem:
         raise UserError(f"{named}: ya existe y no es una carpeta; indique otro nombre") from problem
-    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError):  # no config.json of ours
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # no config.json of ours
         ours = False
     except OSError as problem:
         raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe sus permisos o indique otra"
@@ -114,9 +114,7 @@ def check(path, config, weights, tokenizer):
             raise UserError(f"{named}: es un HRM con {' y '.join(options)}, que en transformers no existe: para "
                             "exportarlo hay que entrenarlo sin esa opción; para generar texto, use python -m "
                             "aura.generate")
-    if tokenizer.vocab_size > config.vocab_size:
-        raise UserError(f"{named}: el tokenizador tiene {tokenizer.vocab_size} piezas y el modelo solo "
-                        f"{config.vocab_size}: no son del mismo entrenamiento")
+    models.require_pieces(tokenizer, config, named)
     return config
 
 

@@ -38,6 +38,10 @@ def sync_to_disk(path, how=os.O_RDWR):
         os.close(descriptor)
 
 
+def _not_through_links(path, flags):
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 @contextlib.contextmanager
 def atomic_write(path, mode="wb"):
     """Yield a file open for writing that takes the name `path` only if the block ends without an exception.
@@ -50,7 +54,8 @@ def atomic_write(path, mode="wb"):
     try:
         # A file name that is not UTF-8 goes into JSON as escapes, from which Python gets its bytes back.
         text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
-        with open(partial, mode, **text) as file:
+        partial.unlink(missing_ok=True)  # of a process of the same number
+        with open(partial, mode, opener=_not_through_links, **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -322,7 +327,7 @@ def explain(problem):
     phrases = {
         errno.ENOSPC: "no queda espacio en el disco",
         errno.EDQUOT: "se ha agotado la cuota de disco",
-        errno.EROFS: "el sistema de archivos es de solo lectura",
+        errno.EROFS: "el sistema de ficheros es de solo lectura",
         errno.EACCES: "permiso denegado",
         errno.EPERM: "operación no permitida",
         errno.ENOENT: "no existe",

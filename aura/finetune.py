@@ -138,7 +138,7 @@ class Evaluation:
                 float(known[name])  # a missing one would otherwise end the run after the training
             if first and same and known.get("step", 0) <= first:
                 return known
-        except (OSError, ValueError, AttributeError, LookupError, TypeError):
+        except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError):
             self.dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
         try:
             moved = set_aside([self.folder], self.folder.parent)

@@ -9,6 +9,7 @@ import time
 import torch
 
 from aura import backend, cli, models, output, sampling
+from aura.console import harmless
 from aura.errors import EXIT_OK, UserError
 
 
@@ -49,6 +50,7 @@ def main():
 def _write(args):
     config, weights, tokenizer = output.read_output(args.checkpoint)
     config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
+    models.require_pieces(tokenizer, config, f"--checkpoint {args.checkpoint!r}")
     model = models.build(config).to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     model.load_state_dict(weights)
     if args.early_exit:
@@ -64,7 +66,7 @@ def _write(args):
         text, count = sampling.write(model, tokenizer, args.prompt, args.length, seed=args.seed + number,
                                      temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
         seconds = time.perf_counter() - started
-        print(text)
+        print(harmless(text))
         print(f"--- {count} tokens, {count / seconds:.0f} tokens/s ---")
 
 

@@ -107,7 +107,7 @@ def written_by(beside):
         arguments = json.loads(beside.read_text(encoding="utf-8-sig"))["arguments"]
         model, run = Path(arguments["output"]), Path(arguments["checkpoint_dir"])
         return model.name, run, os.path.relpath(run, model.parent)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -142,7 +142,7 @@ def read_output(path):
         kinds = {"model": dict, "ema": dict, "tokenizer": torch.Tensor}
         state.setdefault("ema", {})
         if wrong := [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]:
-            raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: le falta "
+            raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: no tiene "
                             f"{', '.join(wrong)}, o no es lo que debe; indique otro")
         weights = {**state["model"], **state["ema"]}
         try:
@@ -160,7 +160,7 @@ def read_output(path):
         known = description.get("tokenizer_sha256")
     except PermissionError as problem:
         raise UserError(f"{str(beside)!r} no se puede leer ({explain(problem)}): corrija sus permisos") from problem
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         named = repr(beside.name)
         if not beside.exists():  # the two scripts call it differently: which of them wrote the model is not known
             named = f"{path.with_suffix('.json').name!r} (de train_tensordock.py, {named})"

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 from aura.bar import tqdm
+from aura.console import harmless
 from aura.errors import UserError
 from aura.files import atomic_write, explain, regular, remove_partials, set_aside, sync_to_disk
 
@@ -200,7 +201,7 @@ class Reporter:
     def say(self, text):
         """Print a line without breaking the progress bar."""
         if self.main:
-            tqdm.write(text)
+            tqdm.write(harmless(text))
 
     def sample(self, step, text):
         """Show a generated text."""

@@ -27,12 +27,12 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
 
 
 @torch.no_grad()
-def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
+def generate(model, prompt, length, *, eos_id=None, seed=0, pieces=None, **choice):
     """Continue the token ids `prompt` (list of int) by at most `length` tokens; stops before eos_id.
 
-    choice: temperature, top_k, top_p of `choose`. Of a prompt longer than the context only the end is seen. When
-    the context is full, its older half is forgotten. The model is left in the mode it was in. Returns the new ids
-    (list of int).
+    pieces: how many ids the tokenizer has, where the model may have more. choice: temperature, top_k, top_p of
+    `choose`. Of a prompt longer than the context only the end is seen. When the context is full, its older half is
+    forgotten. The model is left in the mode it was in. Returns the new ids (list of int).
     """
     training = model.training
     model.eval()
@@ -45,7 +45,7 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
         for _ in range(length):
             if cache.length + len(pending) > context:
                 cache, pending = model.empty_cache(), tokens[-max(1, context // 2):]
-            logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1]
+            logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1, :pieces]
             token = choose(logits, generator, **choice)
             if token == eos_id:
                 break
@@ -59,7 +59,7 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, **choice):
 def write(model, tokenizer, prompt, length, **choice):
     """(the text `prompt` and how the model goes on with it, the number of new tokens); the rest as generate()."""
     before = tokenizer.encode(prompt) or [tokenizer.eos_id]
-    ids = generate(model, before, length, eos_id=tokenizer.eos_id, **choice)
+    ids = generate(model, before, length, eos_id=tokenizer.eos_id, pieces=tokenizer.vocab_size, **choice)
     # Together: a decoder may strip the space that a text begins with, and this one begins in the middle.
     known, whole = tokenizer.decode(before), tokenizer.decode(before + ids)
     return prompt + (whole[len(known):] if whole.startswith(known) else tokenizer.decode(ids)), len(ids)

@@ -18,6 +18,7 @@ import torch.distributed as c10d
 from aura import backend, optim, products, sharding
 from aura.errors import OutOfMemory, UserError, agreed, first_line
 from aura.files import write_json
+from aura.words import counted
 
 FILE = "benchmark.json"
 WARMUP, ROUNDS, EXCHANGES = 2, 8, 3
@@ -49,7 +50,7 @@ def _kept(args):
                 for processes, several in json.loads(path.read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
         raise UserError(f"{str(path)!r} no se puede leer o está dañado ({first_line(problem)}): bórrelo, y mida otra "
                         "vez con --benchmark") from problem
 
@@ -147,7 +148,7 @@ def _accumulate(model, loss_fn, loader, grad_accum, precision, exchange):
 def _tell(args, dist, config, figures):
     known = recorded(args, config, dist.device)
     one, rate = known.get(1), figures["tokens_per_s"]
-    dist.print(f"Rendimiento con {dist.world_size} proceso{'s' * (dist.world_size > 1)}: {rate:.0f} tokens/s (pasos de "
+    dist.print(f"Rendimiento con {counted(dist.world_size, 'proceso')}: {rate:.0f} tokens/s (pasos de "
                f"{figures['fastest_s']:.3f} a {figures['slowest_s']:.3f} s)")
     if dist.world_size > 1:
         alone = figures["without_exchange"]

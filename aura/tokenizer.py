@@ -234,7 +234,7 @@ def _from_files(read, names, nothing):
 def _read_config(content):
     try:
         config = json.loads(content or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

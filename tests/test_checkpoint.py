@@ -150,6 +150,15 @@ def test_no_memory_to_read_a_checkpoint_does_not_make_it_a_damaged_one(tmp_path,
         checkpoint.newest_good(tmp_path)
 
 
+def test_what_is_compressed_is_refused_before_it_is_unpacked(tmp_path):
+    """A kilobyte of bzip2 can be gigabytes."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**6))
+    before = (tmp_path / "a.pt").read_bytes()
+    (tmp_path / "a.pt").write_bytes(before.replace(b"BZh", b"BZx"))  # unpacking it would fail in another way
+    assert checkpoint.damage(tmp_path / "a.pt") == "el registro archive/data.pkl está dañado"
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
 def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, number):
     saved(tmp_path, 5, 10)

@@ -172,7 +172,12 @@ def test_a_broken_json_of_the_folder_is_named(book, tmp_path):
         splits = {split: {"shards": [{**shard, key: None} for shard in value["shards"]], "tokens": 9}
                   for split, value in found.meta["splits"].items()}
         broken.append({**found.meta, "splits": splits})
-    for text in ("{", "[]", *map(json.dumps, broken)):
+    # Rank 0 sends these files to the other machines, which write them under these names.
+    for name in ("../../escape.model", "/tmp/escape.model", "sub/a.model", ".bashrc", "a\0b", "\ud800", "a\x1b[2J", ""):
+        broken.append({**found.meta, "tokenizer": {**found.meta["tokenizer"], "file": name}})
+    broken += [{**found.meta, "prepared_at": 10**400}, {**found.meta, "options": {**found.meta["options"],
+                                                                                  "vocab_size": 300.5}}]
+    for text in ("{", "[]", "[" * 200_000, *map(json.dumps, broken)):
         path.write_text(text)
         with pytest.raises(UserError, match=r"dataset\.json.*está dañado.*--prepare"):
             dataset.read(found.directory)

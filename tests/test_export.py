@@ -446,7 +446,7 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
     foreign = {"config": {}, "model": {}, "tokenizer": torch.zeros(9, dtype=torch.uint8)}
     for name, value in (("model", 3), ("ema", 3), ("tokenizer", b"x"), ("tokenizer", None)):
         torch.save({**foreign, name: value}, tmp_path / "ajeno.pt")
-        with pytest.raises(UserError, match=f"ajeno.pt' no es un .* este proyecto: le falta {name}, o no es lo que"):
+        with pytest.raises(UserError, match=f"ajeno.pt' no es un .* este proyecto: no tiene {name}, o no es lo que"):
             output.read_output(tmp_path / "ajeno.pt")
     for path, why in ((tmp_path / "x.pt", "no es un fichero de PyTorch, o está [^(]*; .* otro con --checkpoint$"),
                       (tmp_path, "es una carpeta; indique el fichero"), (tmp_path / "y.pt", "no existe; indique el"),
@@ -549,6 +549,47 @@ def test_what_may_not_be_read_beside_a_model_is_called_that(model, tokenizer, tm
         generate.main()
 
 
+@pytest.mark.parametrize("strange", [
+    torch.zeros(1).expand(64, 64), torch.zeros(64, 64, dtype=torch.int32), torch.zeros(64, 64, dtype=torch.complex64),
+    torch.zeros(64, 64).to_sparse(), torch.zeros(64, 64, device="meta"), "text"],
+    ids=["repeated", "integers", "complex", "sparse", "without values", "no tensor"])
+def test_weights_that_are_no_plain_numbers_are_named(model, tokenizer, tmp_path, monkeypatch, strange):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    torch.save({**torch.load(path, weights_only=True), "ln_f.weight": strange}, path)
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    with pytest.raises(UserError, match=r"gpt\.pth': ln_f\.weight no son pesos como los que guarda este proyecto"):
+        generate.main()
+
+
+def test_a_description_of_endless_brackets_is_a_damaged_one(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    path.with_suffix(".json").write_text("[" * 200_000)
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    with pytest.raises(UserError, match=r"falta 'gpt\.json'.* o está dañado"):
+        generate.main()
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("[" * 200_000)
+    with pytest.raises(UserError, match="no está vacía y no es una exportación anterior"):
+        export.require_free(tmp_path / "hf")
+
+
+def test_generating_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, monkeypatch, capsys):
+    """One of fewer pieces is taken, and nothing drawn that it does not have."""
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--length", "30"])
+    config, weights, _ = output.read_output(path)
+    monkeypatch.setattr(output, "read_output", lambda path: (config, weights, tokenizer))
+    drawn = []
+    monkeypatch.setattr(sampling, "choose", lambda logits, *_, **__: drawn.append(len(logits)) or 3)
+    with monkeypatch.context() as fewer:
+        fewer.setattr(tokenizer, "vocab_size", 5)
+        generate.main()
+    assert set(drawn) == {5}
+    monkeypatch.setattr(tokenizer, "vocab_size", config["vocab_size"] + 1)
+    with pytest.raises(UserError, match=r"gpt\.pth': el tokenizador tiene \d+ piezas y el modelo solo \d+"):
+        generate.main()
+
+
 def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     with pytest.raises(UserError, match="'gguf'.*hf"):
@@ -560,7 +601,8 @@ def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
     described = json.loads(path.with_suffix(".json").read_text())
     for key, value, why in (("n_layer", 2, "no corresponden"), ("experts", 2, "experts: 2"), ("n_emb", 32, "n_emb: 32"),
                             ("n_head", 0, "n_head: 0"), ("n_embd", "32", "n_embd: '32'"), ("n_embd", 33, "no es múlt"),
-                            ("n_embd", 2**24, "no corresponden"), ("dropout", 1, "dropout: 1")):
+                            ("n_embd", 2**24, "no corresponden"), ("dropout", 1, "dropout: 1"),
+                            ("n_layer", 10**12, "no corresponden")):
         changed = {**described, "config": {**described["config"], key: value}}
         path.with_suffix(".json").write_text(json.dumps(changed))
         with pytest.raises(UserError, match=f"gpt.pth': .*{why}"):

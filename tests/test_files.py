@@ -33,6 +33,15 @@ def test_a_failed_write_leaves_the_old_file_and_no_trace(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_link_where_the_partial_file_would_be_leads_nowhere(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    (tmp_path / f".a.json.{os.getpid()}{files.PARTIAL_SUFFIX}").symlink_to(victim)
+    files.write_json(tmp_path / "a.json", {"v": 1})
+    assert victim.read_text() == "whole" and not (tmp_path / "a.json").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "victim"]
+
+
 def test_a_file_is_on_the_disk_before_its_name_and_that_before_anyone_is_told(tmp_path, monkeypatch):
     done, sync, replace = [], os.fsync, os.replace
 

@@ -36,14 +36,32 @@ def described(values, weights, named):
         config.check()
     except UserError as problem:
         raise UserError(f"{named}: su configuración está dañada: {problem}") from problem
-    with torch.device("meta"):
-        expected = {name: value.shape for name, value in build(config).state_dict().items()}
+    if wrong := next((name for name, value in weights.items() if not _plain(value)), None):
+        raise UserError(f"{named}: {wrong} no son pesos como los que guarda este proyecto: recupere los ficheros "
+                        "originales")
+    expected = {}
+    if config.parameters() <= sum(value.numel() for value in weights.values()):  # it may ask for millions of blocks
+        with torch.device("meta"):
+            expected = {name: value.shape for name, value in build(config).state_dict().items()}
     if {name: getattr(value, "shape", None) for name, value in weights.items()} != expected:
         raise UserError(f"{named}: los pesos no corresponden a su configuración")
     if wrong := next((name for name, value in weights.items() if not value.isfinite().all()), None):
         raise UserError(f"{named}: hay valores que no son números finitos en sus pesos ({wrong}): el entrenamiento "
                         "divergió; indique un punto de control anterior")
     return config
+
+
+def require_pieces(tokenizer, config, named):
+    """Raise UserError where the tokenizer has pieces that the model does not know."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(f"{named}: el tokenizador tiene {tokenizer.vocab_size} piezas y el modelo solo "
+                        f"{config.vocab_size}: no son del mismo entrenamiento")
+
+
+def _plain(value):
+    """Whether a saved weight is a tensor of numbers that all lie in the file; a view may repeat one without end."""
+    return (isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+            and value.is_floating_point() and value.is_contiguous())
 
 
 def in_range(name, value, default):
