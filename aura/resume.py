@@ -133,6 +133,10 @@ def _bytes_of(file):
 def _require_same(state, path, constants, earlier=()):
     """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
     has rank 0's, so all of them find it and one tells. earlier: as require_same() takes it."""
+    kinds = {"config": dict, "tokenizer": torch.Tensor, "dataset": dict}
+    if wrong := [name for name, kind in kinds.items() if name in state and not isinstance(state[name], kind)]:
+        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (no es lo que debe: "
+                     f"{', '.join(wrong)}); indique otro con --resume, o --resume none para empezar de cero")
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
     if now and data and data != now:

@@ -46,6 +46,13 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     assert found.value.same_everywhere
 
 
+def test_a_checkpoint_of_another_project_is_called_that():
+    about = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "dataset": {}}
+    for name, theirs in (("config", [1]), ("tokenizer", "abc"), ("dataset", None)):
+        with pytest.raises(UserError, match=rf"c.pt no es .* proyecto \(no es lo que debe: {name}\); indique otro"):
+            resume._require_same({**about, name: theirs}, "c.pt", about)
+
+
 def test_an_hrm_of_before_exit_norms_could_be_without_weights_goes_on_with_them():
     vocabulary = torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)
     before = {"config": {"n_layer": 2, "h_cycles": 2}, "tokenizer": vocabulary}
