@@ -26,6 +26,7 @@ from aura.files import (
     write_json,
 )
 from aura.models.hrm import HRMConfig
+from aura.words import listed
 
 FORMATS = ("hf",)
 MARK = "aura_version"  # in config.json: this folder is an export, and a later one may replace it
@@ -111,7 +112,7 @@ def check(path, config, weights, tokenizer):
         foreign = {"--segments": config.segments > 1, "--reinject": config.reinject,
                    "--exit-weights": config.exit_weights}
         if options := [option for option, there in foreign.items() if there]:
-            raise UserError(f"{named}: es un HRM con {' y '.join(options)}, que en transformers no existe: para "
+            raise UserError(f"{named}: es un HRM con {listed(options)}, que en transformers no existe: para "
                             "exportarlo hay que entrenarlo sin esa opción; para generar texto, use python -m "
                             "aura.generate")
     models.require_pieces(tokenizer, config, named)

@@ -15,6 +15,7 @@ from aura.files import explain
 # for whoever has just forgotten to repeat an option.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
           "dropout", "ema", "precision")
+ANOTHER = "indique otro con --resume, o --resume none para empezar de cero"
 PARTS = "model", "optimizer", "scaler", "loader", "progress", "dataset"  # of a checkpoint, each of them a dict
 
 
@@ -35,7 +36,7 @@ def restore(args, dist, checkpointer, run, strict=False):
     _require_same(state, checkpointer.last, checkpointer.constants)
     if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
         raise agreed(UserError, f"{checkpointer.last} no tiene {', '.join(missing)}: no es un punto de control "
-                     "entero; indique otro con --resume, o --resume none para empezar de cero")
+                     f"entero; {ANOTHER}")
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
         raise agreed(UserError, f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): "
@@ -136,7 +137,7 @@ def _require_same(state, path, constants, earlier=()):
     kinds = {"config": dict, "tokenizer": torch.Tensor, "dataset": dict}
     if wrong := [name for name, kind in kinds.items() if name in state and not isinstance(state[name], kind)]:
         raise agreed(UserError, f"{path} no es un punto de control de este proyecto (no es lo que debe: "
-                     f"{', '.join(wrong)}); indique otro con --resume, o --resume none para empezar de cero")
+                     f"{', '.join(wrong)}); {ANOTHER}")
     way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
     data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
     if now and data and data != now:
@@ -166,5 +167,5 @@ def _require_same(state, path, constants, earlier=()):
             raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
                          "indique aquellos, otra --checkpoint-dir, o --resume none para empezar de cero")
     except KeyError as problem:
-        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem}); indique otro "
-                     "con --resume, o --resume none para empezar de cero") from problem
+        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem}); {ANOTHER}"
+                     ) from problem

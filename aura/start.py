@@ -213,8 +213,7 @@ def synchronise(dist, module, synced):
                                                      "ha enviado: la red o una de las máquinas corrompe los datos")
     if not same:
         synced.retreat()
-    dist.print_each(f"Sincronización inicial: los mismos pesos en "
-                    f"{counted(dist.world_size, 'proceso')}")
+    dist.print_each(f"Sincronización inicial: los mismos pesos en {counted(dist.world_size, 'proceso')}")
 
 
 def _same_everywhere(dist, module):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from aura import console
+from aura import console, dashboard, report
+from aura.distributed import Session
 from aura.errors import UserError
 from aura.signals import orderly_stop
 from tests.support import ROOT, environment, run
@@ -22,6 +23,18 @@ def pipe(monkeypatch):
     stream = io.TextIOWrapper(os.fdopen(writer, "wb"), line_buffering=True)
     yield console.Console(stream), reader
     stream.close()
+
+
+def test_what_others_have_written_does_not_move_the_cursor(tmp_path, capsys):
+    """A file, a machine and a piece of a vocabulary may be called anything."""
+    hostile = "ñ\x1b[2J\x9b2J\r\a\x7f\tb\nc"
+    tame = "ñ\\x1b[2J\\x9b2J\\x0d\\x07\\x7f\tb\nc"
+    Session().print(hostile)
+    Session().print_each(hostile)
+    log = report.Reporter(tmp_path, main=True, steps=1)
+    log.say(hostile)
+    assert capsys.readouterr().out == f"{tame}\n[rango 0] {tame}\n{tame}\n"
+    assert dashboard.paint("a\x1b[2Jb", "bad", color=False) == "a?[2Jb"
 
 
 def test_what_is_read_arrives(pipe):

@@ -567,10 +567,19 @@ def test_a_description_of_endless_brackets_is_a_damaged_one(model, tokenizer, tm
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
     with pytest.raises(UserError, match=r"falta 'gpt\.json'.* o está dañado"):
         generate.main()
+    assert output.written_by(path.with_suffix(".json")) is None
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("[" * 200_000)
     with pytest.raises(UserError, match="no está vacía y no es una exportación anterior"):
         export.require_free(tmp_path / "hf")
+
+
+def test_pieces_that_colour_the_terminal_are_written_out(model, tokenizer, tmp_path, monkeypatch, capsys):
+    path = save(model, tokenizer, tmp_path / "gpt.pth")
+    monkeypatch.setattr(sampling, "write", lambda *_, **__: ("a\x1b[2Jb", 1))
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    generate.main()
+    assert capsys.readouterr().out.startswith("a\\x1b[2Jb\n")
 
 
 def test_generating_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, monkeypatch, capsys):

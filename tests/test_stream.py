@@ -277,7 +277,8 @@ def test_too_little_text_for_one_rank_ends_all_of_them(tmp_path, model):
     assert "rango 1: el corpus 'd' no da a cada uno de los 2 procesos una secuencia de 16 + 1" in results[0][1]
     assert not any("Traceback" in output for _, output in results)
     path.write_text('{"text": "hola"}')
-    with pytest.raises(UserError, match=r"'d' no da una secuencia de 16 \+ 1 tokens: use más texto o un --seq-len"):
+    told = r"'d' no da una secuencia de 16 \+ 1 tokens: use más texto o un --seq-len menor"
+    with pytest.raises(UserError, match=told):
         loader(path, model)
 
 
