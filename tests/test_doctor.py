@@ -280,7 +280,7 @@ def test_two_healthy_ranks(tmp_path, data):
 def test_everything_that_differs_is_named_with_its_rank_and_nothing_else(tmp_path, data, full_disk):
     """Rank 1: an older copy, another tokenizer. Rank 2: other data, a wrong interface, a full disk, low priority."""
     copied = tmp_path / "copia"
-    shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(".git", "build", "docs", "tests", "*.egg-info"))
+    shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(".*", "build", "docs", "tests", "*.egg-info"))
     with open(copied / "aura" / "optim.py", "a") as file:
         file.write("# as it was before\n")
     port, healthy = free_port(), tmp_path / "sitio"
