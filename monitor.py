@@ -27,7 +27,7 @@ import time
 from aura import cli, dashboard, diagnosis, heartbeat, processes, sensors
 from aura.clock import WINDOWS
 from aura.errors import EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
-from aura.files import explain, path_called
+from aura.files import MISSHAPEN, explain, path_called
 
 RATES_SECONDS = 0.5  # measured before the first sample is shown: rates are differences
 
@@ -121,7 +121,7 @@ def recorded(args):
                     return  # the monitor that recorded it was killed in the middle of a line
                 try:
                     yield parse_record(line, args.gpus)
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+                except MISSHAPEN as problem:
                     raise UserError(f"--replay {args.replay!r}, línea {number}: no es lo que escribe monitor.py --json"
                                     ) from problem
     except OSError as problem:

@@ -21,6 +21,7 @@ import torch.distributed as c10d
 
 from aura import cgroup, gpus, placement, waiting
 from aura.errors import UserError
+from aura.signals import STORE_THREAD
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
 HOPE_SECONDS = 0.5  # between two looks whether there is still anything to wait for
@@ -110,7 +111,7 @@ def within(seconds, work, hopeless=None):
         except Exception as problem:
             answer.append((None, problem))
 
-    thread = threading.Thread(target=ask, name=waiting.STORE_THREAD, daemon=True)
+    thread = threading.Thread(target=ask, name=STORE_THREAD, daemon=True)
     thread.start()
     deadline = time.monotonic() + seconds
     while thread.is_alive() and (left := deadline - time.monotonic()) > 0 and not (hopeless and hopeless()):

@@ -629,6 +629,4 @@ def cpu_copy(tree):
         return {key: cpu_copy(part) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
         return [cpu_copy(part) for part in tree]
-    if isinstance(tree, os.PathLike):
-        return os.fspath(tree)
     return tree

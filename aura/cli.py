@@ -23,10 +23,8 @@ from aura.errors import (
     found_by_all,
 )
 from aura.files import explain, take_back
-from aura.launch import LISTENED, SPEAK_SECONDS
-from aura.signals import ORDERLY
+from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, STORE_THREAD
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
-from aura.waiting import STORE_THREAD
 
 
 class _Bad(str):

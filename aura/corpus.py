@@ -1,7 +1,6 @@
 """Documents, one at a time and in bounded memory: from files, from the Hub, from the built-in sample."""
 
 import codecs
-import contextlib
 import gzip
 import hashlib
 import io
@@ -465,7 +464,7 @@ def _cut(lines):
 def _hub_documents(source, place, rank, world_size):
     """Yield (document, place) of a repository on the Hub; the place is the state of its IterableDataset."""
     where = source["repository"]
-    with hub_reading(where, "corpus", "un fichero de texto") as datasets:
+    with hub.reading(where, "corpus", "un fichero de texto") as datasets:
         from datasets.distributed import split_dataset_by_node
 
         rows = datasets.load_dataset(where, source["configuration"], split="train", streaming=True)
@@ -481,24 +480,3 @@ def _hub_documents(source, place, rank, world_size):
                 text = "\n".join(part["text"] if isinstance(part, dict) else part for part in text)
             if text.strip():
                 yield text, rows.state_dict()
-
-
-@contextlib.contextmanager
-def hub_reading(repository, what, instead):
-    """The package datasets, for a block that reads `repository`: its failures become UserErrors. what, instead: Spanish
-    for what is read, and for the file that would do as well."""
-    try:
-        import datasets
-    except ImportError as problem:
-        raise UserError(f"para leer {what} de Hugging Face falta el paquete «datasets»: instálelo con "
-                        f"`pip install datasets`, o dé la ruta de {instead}") from problem
-    datasets.disable_progress_bars()
-    hub.quiet()
-    try:
-        yield datasets
-    except UserError:
-        raise
-    except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
-        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({hub.reason(problem)}): "
-                        "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
-                        f"dé la ruta de {instead}") from problem

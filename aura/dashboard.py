@@ -16,10 +16,10 @@ import time
 import unicodedata
 from pathlib import Path
 
-from aura import diagnosis, heartbeat
+from aura import diagnosis
 from aura.errors import UserError
 from aura.files import explain
-from aura.words import counted
+from aura.words import ago, counted, span
 
 MOST_PROCESSES = 10  # rows of processes; those that use most
 SILENT_SECONDS, STILL_SECONDS = 5, 15  # after which a row says that a rank is silent, or stays where it is
@@ -124,7 +124,7 @@ def rate(value):
 
 def seconds(value):
     """A duration; '-' where it was not measured."""
-    return NOTHING if value is None else diagnosis.span(value)
+    return NOTHING if value is None else span(value)
 
 
 # --- the lines -------------------------------------------------------------------------------------------------------
@@ -218,11 +218,11 @@ def state(beat, now):
     """How a rank is, in a few words."""
     if beat.ended is not None:
         return beat.ended or "terminado"
-    silent = heartbeat.age(beat, now)
+    silent = beat.age(now)
     if silent > SILENT_SECONDS:
-        return f"sin noticias {diagnosis.ago(silent)}"
+        return f"sin noticias {ago(silent)}"
     still = beat.phase_s + silent
-    return f"quieto {diagnosis.ago(still)}" if still > STILL_SECONDS else "en marcha"
+    return f"quieto {ago(still)}" if still > STILL_SECONDS else "en marcha"
 
 
 # --- machines that read ----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from aura import tokens
 from aura.bar import tqdm
 from aura.errors import UserError
 from aura.files import (
+    MISSHAPEN,
     building,
     explain,
     lock,
@@ -33,7 +34,7 @@ from aura.files import (
     write_bytes,
     write_json,
 )
-from aura.words import counted
+from aura.words import counted, duration
 
 FORMAT = 1
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
@@ -145,7 +146,7 @@ def read(directory):
     except PermissionError as problem:
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); corrija sus permisos, o indique otra "
                         "carpeta con --data-dir") from problem
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except (OSError, *MISSHAPEN) as problem:
         raise UserError(f"{str(path)!r} está dañado: {AGAIN}") from problem
 
 
@@ -411,7 +412,7 @@ class _Progress:
         if self.bar.disable and now - self.told > LINE_SECONDS and position:
             left = (now - self.started) * (self.total / position - 1)
             self.note(f"Preparando: {100 * position / self.total:.0f} %, {tokens_written / 1e6:.1f} M tokens, "
-                      f"faltan {left / 60:.1f} min")
+                      f"faltan {duration(left)}")
             self.told = now
 
 

@@ -4,10 +4,9 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from aura import heartbeat
 from aura.clock import WINDOWS
 from aura.findings import Finding
-from aura.words import counted
+from aura.words import ago, counted, span
 
 PHASES = {"start": "inicio", "compute": "cálculo", "data": "datos", "communication": "comunicación",
           "save": "guardado", "evaluate": "validación", "end": "fin"}
@@ -105,7 +104,7 @@ class Run:
         for beat in beats:
             if beat.ended is None:
                 local = is_local(beat, sample)
-                silent = max(0.0, heartbeat.age(beat, min(now, collected) if beat.received is not None else now))
+                silent = max(0.0, beat.age(min(now, collected) if beat.received is not None else now))
                 known = processes and is_seen(beat, sample)
                 self.ranks.append(Rank(beat, local, silent, _status(beat, processes) if known else None))
         self.lost = [rank for rank in self.ranks if self._is_lost(rank)]
@@ -137,20 +136,6 @@ def _status(beat, processes):
     if process is None or None not in (beat.started, process.started) and beat.started != process.started:
         return ""
     return process.status
-
-
-def span(seconds):
-    """'4.2 ms', '0.84 s', '41 s', '12 min', '3.5 h': a duration with the figures that matter."""
-    if seconds < 0.0995:
-        return f"{1000 * seconds:.{1 if seconds < 0.00995 else 0}f} ms"
-    return f"{seconds:.2f} s" if seconds < 9.95 else ago(seconds)
-
-
-def ago(seconds):
-    """'8 s', '12 min', '3.5 h': how long ago something was."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _ranges(numbers):

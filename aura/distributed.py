@@ -25,14 +25,13 @@ import torch
 import torch.distributed as c10d
 
 from aura import backend as backends
-from aura import ddp, placement, rendezvous, sharding, sync, waiting
+from aura import ddp, placement, rendezvous, sharding, sync
 from aura.backend import within
 from aura.console import harmless
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
-from aura.launch import LISTENED
 from aura.processes import has_ended, watch
-from aura.signals import die_with_parent
+from aura.signals import LISTENED, STORE_THREAD, die_with_parent
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
@@ -407,7 +406,7 @@ def _answering(dist):
                     store.set(f"alive/{dist.rank}", "1")
                     alive = True
 
-    thread = threading.Thread(target=answer, name=waiting.STORE_THREAD, daemon=True)
+    thread = threading.Thread(target=answer, name=STORE_THREAD, daemon=True)
     thread.start()
     try:
         yield

@@ -16,6 +16,7 @@ from aura import cli, models, output
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError
 from aura.files import (
+    MISSHAPEN,
     building,
     explain,
     path_called,
@@ -89,7 +90,7 @@ def require_free(directory):
         ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8-sig"))
     except NotADirectoryError as problem:
         raise UserError(f"{named}: ya existe y no es una carpeta; indique otro nombre") from problem
-    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # no config.json of ours
+    except (FileNotFoundError, IsADirectoryError, *MISSHAPEN):  # no config.json of ours
         ours = False
     except OSError as problem:
         raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe sus permisos o indique otra"

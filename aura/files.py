@@ -18,6 +18,8 @@ from aura.errors import UserError
 ATTEMPTS = 20  # to take a name that others take at the same time
 PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; never read, removed by the next writer
 IN_USE = ".en-uso"
+# What reading a file that holds other JSON than ours runs into: not JSON, of another shape, too deep.
+MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 NAME_BYTES = 180  # of a name, to which names in a folder or beside a file add as much as 60: file systems take 255
 _held = {}  # the path of each lock of hold()'s: its descriptor, and the flag of its folder
 _made = []  # the folders and the locks in them that were not there before this process, for take_back()

@@ -26,7 +26,7 @@ from aura import (
     start,
 )
 from aura.errors import OutOfMemory, TrainingFault
-from aura.files import explain, set_aside, write_json
+from aura.files import MISSHAPEN, explain, set_aside, write_json
 from aura.models import bert
 
 
@@ -138,7 +138,7 @@ class Evaluation:
                 float(known[name])  # a missing one would otherwise end the run after the training
             if first and same and known.get("step", 0) <= first:
                 return known
-        except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        except (OSError, *MISSHAPEN):
             self.dist.print(f"Aviso: {described} está dañado: el mejor se busca de nuevo.")
         try:
             moved = set_aside([self.folder], self.folder.parent)

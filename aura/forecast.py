@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from aura import allreduce, backend, dashboard, diagnosis, placement
+from aura import allreduce, backend, dashboard, placement
 from aura.models import gpt
+from aura.words import span
 
 WINDOWS, WINDOW_SECONDS = 8, 0.03
 SIZES = {"cpu": 512, "cuda": 4096}  # of the square matrices: large enough for full speed
@@ -86,7 +87,6 @@ def lines(found, facts, width):
         return []
     columns = [("preset", 9, False), ("gradientes", 5, True), ("comunicación", 8, True), ("sin ocultar", 7, True),
                ("cálculo", 7, True), ("parte", 8, True), ("consejo", 9, False)]
-    span = diagnosis.span
     told = dashboard.table(columns, [(
         row["preset"], f"{row['gradient_mb']:.0f} MB", span(row["communication_s"]), span(row["waiting_s"]),
         span(row["compute_s"]), f"{100 * row['share']:.0f} %", _advice(row)) for row in found], width)

@@ -25,7 +25,7 @@ from aura.clock import Clock, Window
 from aura.errors import first_line
 from aura.files import PARTIAL_SUFFIX, explain
 from aura.processes import pid_namespace, start_of
-from aura.waiting import STORE_THREAD
+from aura.signals import STORE_THREAD
 
 FOLDER = "heartbeat"  # inside --log-dir
 NAME = re.compile(r"rank-\d{5,}\.json")
@@ -70,6 +70,15 @@ class Beat:
     started: str | None = None
     unit: str = "tokens"  # of which windows tell how many a second, in Spanish
 
+    @property
+    def heard(self):
+        """When the rank was last heard of (Unix time here)."""
+        return self.time if self.received is None else self.received
+
+    def age(self, now):
+        """Seconds at `now` (Unix time) since then."""
+        return max(0.0, now - self.heard)
+
 
 # ---- Reading --------------------------------------------------------------------------------------------------------
 
@@ -84,18 +93,9 @@ def read(log_dir):
                 beat = sensors.typed(json.loads(path.read_text(encoding="utf-8")), Beat)
                 if beat.received is None and beat.host != socket.gethostname():  # on a shared disk, whose clock is one
                     beat = replace(beat, received=path.stat().st_mtime)
-                beats.append((float(_heard(beat)), beat))
+                beats.append((float(beat.heard), beat))
     newest = max(beats, key=lambda pair: pair[0], default=(0, None))[1]
     return sorted((beat for _, beat in beats if beat.run == newest.run), key=lambda beat: beat.rank)
-
-
-def age(beat, now):
-    """Seconds at `now` (Unix time) since the rank was last heard of."""
-    return max(0.0, now - _heard(beat))
-
-
-def _heard(beat):
-    return beat.time if beat.received is None else beat.received
 
 
 # ---- Telling --------------------------------------------------------------------------------------------------------

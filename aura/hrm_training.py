@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aura import cli, corpus, distributed, optim, pretrain, scaling, start, stream
+from aura import cli, corpus, distributed, files, optim, pretrain, scaling, start, stream
 from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.models import hrm
 from aura.words import counted
@@ -113,7 +113,7 @@ def load_data(args, dist, config):
     args.stream = kind is not None
     if not args.stream:
         return pretrain.load_data(args, dist, config)
-    missing = kind == "ficheros" and not corpus.path_called(args.dataset_name, "--dataset").exists()
+    missing = kind == "ficheros" and not files.path_called(args.dataset_name, "--dataset").exists()
     found = None if missing else corpus.open_corpus(args.dataset_name, flag="--dataset")
     if missing or found.source["kind"] != kind:
         where = ("es del Hub en la máquina del rango 0, y en esta un fichero o una carpeta: cámbielo aquí de nombre"

@@ -1,6 +1,8 @@
 """Spanish for errors of the Hub's client: their text is English and long, and their types change with its version."""
 
-from aura.errors import one_line
+import contextlib
+
+from aura.errors import UserError, one_line
 
 STATUS = {401: "no existe, o pide una cuenta (hf auth login)", 403: "esa cuenta no tiene permiso; pídalo en su página",
           404: "no existe", 429: "son demasiadas peticiones; espere unos minutos"}
@@ -27,3 +29,24 @@ def reason(problem):
     if any(isinstance(each, ConnectionError | TimeoutError | LocalEntryNotFoundError) for each in chain):
         return "no se pudo conectar con el Hub"
     return one_line(problem, 240)  # which configurations there are comes after the first line
+
+
+@contextlib.contextmanager
+def reading(repository, what, instead):
+    """The package datasets, for a block that reads `repository`: its failures become UserErrors. what, instead: Spanish
+    for what is read, and for the file that would do as well."""
+    try:
+        import datasets
+    except ImportError as problem:
+        raise UserError(f"para leer {what} de Hugging Face falta el paquete «datasets»: instálelo con "
+                        f"`pip install datasets`, o dé la ruta de {instead}") from problem
+    datasets.disable_progress_bars()
+    quiet()
+    try:
+        yield datasets
+    except UserError:
+        raise
+    except Exception as problem:  # datasets and its HTTP client raise types that change from version to version
+        raise UserError(f"no se puede leer {repository!r} de Hugging Face ({reason(problem)}): "
+                        "compruebe el nombre (propietario/nombre o propietario/nombre:configuración) y la conexión, o "
+                        f"dé la ruta de {instead}") from problem

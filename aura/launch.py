@@ -26,13 +26,11 @@ from pathlib import Path
 from aura import console, waiting
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
 from aura.files import explain
-from aura.signals import ORDERLY, die_with_parent, ignored
+from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, die_with_parent, ignored
 
-LISTENED = "AURA_LAUNCHER"  # the name of this launch, for processes whose standard error the launcher reads
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
 PIECE = 1000  # characters that are written at once, up to 4 bytes each: the pipe would mix longer ones of two ranks
 SAVE_SECONDS = 600  # for the last checkpoint, once a stop was asked for
-SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STOPPED = {EXIT_SIGNAL_BASE + number for number in ORDERLY}
 CHECKPOINT = re.compile(r"último punto de control: (.*)")  # see Checkpointer.named
 ECHOES = ("otro proceso se ha detenido", "se ha perdido la comunicación", "el rango 0 se ha detenido")

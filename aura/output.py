@@ -15,7 +15,7 @@ import aura
 from aura import tokenizer as tokenizers
 from aura.checkpoint import read, save_file
 from aura.errors import TrainingFault, UserError
-from aura.files import explain, path_called, regular, remove_partials, set_aside, write_bytes, write_json
+from aura.files import MISSHAPEN, explain, path_called, regular, remove_partials, set_aside, write_bytes, write_json
 
 DESCRIPTION = "model_config.json"  # in a folder of one model
 
@@ -107,7 +107,7 @@ def written_by(beside):
         arguments = json.loads(beside.read_text(encoding="utf-8-sig"))["arguments"]
         model, run = Path(arguments["output"]), Path(arguments["checkpoint_dir"])
         return model.name, run, os.path.relpath(run, model.parent)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, *MISSHAPEN):
         return None
 
 
@@ -160,7 +160,7 @@ def read_output(path):
         known = description.get("tokenizer_sha256")
     except PermissionError as problem:
         raise UserError(f"{str(beside)!r} no se puede leer ({explain(problem)}): corrija sus permisos") from problem
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (OSError, *MISSHAPEN) as problem:
         named = repr(beside.name)
         if not beside.exists():  # the two scripts call it differently: which of them wrote the model is not known
             named = f"{path.with_suffix('.json').name!r} (de train_tensordock.py, {named})"

@@ -12,10 +12,10 @@ import torch
 from aura import allreduce, backend, optim
 from aura.allreduce import GRADIENT_BYTES
 from aura.averaging import BLOCK
-from aura.diagnosis import span
 from aura.diloco import FRAGMENTS
 from aura.halving import halve
 from aura.sync import METHODS
+from aura.words import span
 
 REPETITIONS = 20  # of a micro-batch, at most
 HALF_BYTES = 2  # of an element, with fp16

@@ -18,13 +18,12 @@ import torch
 
 from aura import backend, ops, optim, report
 from aura.models import gpt
-from aura.products import WEIGHT_ROWS
-from aura.words import counted
+from aura.products import CHUNK_BYTES, WEIGHT_ROWS
+from aura.words import counted, duration
 
 # The share of its peak FLOP/s that a device really carries out, counting what it computes twice. An assumption, a
 # little below the 0.44 to 0.52 of tuned runs on A100s (Narayanan et al. 2021, table 1, which counts alike).
 UTILISATION = 0.4
-CHUNK_BYTES = 128 * 2**20  # of aura/fused/loss.py, which can only be imported where the kernels are built
 SHORTEST = 128  # tokens of context below which alternatives() does not go
 LARGEST_BATCH = 65_536  # the batch size above which it does not look either
 # Assumed, not derived. CONTEXT: on a GPU, CUDA's context with the libraries' kernels and cuBLAS's workspace; on a CPU,
@@ -403,7 +402,7 @@ def hours(job, tokens, peak_flops):
 
 def told(needed):
     """Hours as Spanish text: '69.2 h' or, of less than one, '43 min 20 s'."""
-    return f"{needed:.1f} h" if round(3600 * needed) >= 3600 else report.duration(3600 * needed)
+    return f"{needed:.1f} h" if round(3600 * needed) >= 3600 else duration(3600 * needed)
 
 
 def fitting_steps(job, target_hours, peak_flops):

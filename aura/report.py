@@ -15,6 +15,7 @@ from aura.bar import tqdm
 from aura.console import harmless
 from aura.errors import UserError
 from aura.files import atomic_write, explain, regular, remove_partials, set_aside, sync_to_disk
+from aura.words import duration
 
 # epoch_loss: mean training loss of the epoch that ends with this row. stall_s: time that training stood still for
 # checkpoints since the row before. memory_gb: peak of this process. seconds: of this run; total_seconds: of all.
@@ -278,13 +279,3 @@ def draw_curve(rows, path, unit="tokens"):
         axes.legend()
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
-
-
-def duration(seconds):
-    """'2 h 05 min', '3 min 20 s' or '45 s', for a number of seconds."""
-    seconds = round(seconds)
-    if seconds >= 3600:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
-    if seconds >= 60:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds} s"

@@ -17,7 +17,7 @@ import torch.distributed as c10d
 
 from aura import backend, optim, products, sharding
 from aura.errors import OutOfMemory, UserError, agreed, first_line
-from aura.files import write_json
+from aura.files import MISSHAPEN, write_json
 from aura.words import counted
 
 FILE = "benchmark.json"
@@ -50,7 +50,7 @@ def _kept(args):
                 for processes, several in json.loads(path.read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
+    except (OSError, *MISSHAPEN) as problem:
         raise UserError(f"{str(path)!r} no se puede leer o está dañado ({first_line(problem)}): bórrelo, y mida otra "
                         "vez con --benchmark") from problem
 

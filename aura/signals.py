@@ -19,6 +19,9 @@ import time
 from aura.errors import EXIT_SIGNAL_BASE
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+LISTENED = "AURA_LAUNCHER"  # the name of a launch, for processes whose standard error launch.py reads
+SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
+STORE_THREAD = "store"  # the name of each thread that asks the store, and may be left behind in a wait for its answer
 SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from aura.errors import UserError
-from aura.files import write_json
+from aura.files import MISSHAPEN, write_json
 
 COMPILED = "torch.compile"  # what models are not run with: the kernels are not chosen against it
 OTHER_KERNELS = "ours, mma.sync"  # on Hopper, our kernels for other cards: no peer, but ours too
@@ -78,6 +78,6 @@ def read(path, card=Speeds.card):
     try:
         return Speeds({(op, getattr(torch, dtype), form, width): [tuple(cell) for cell in cells]
                        for op, dtype, form, width, cells in json.loads(path.read_text(encoding="utf-8"))}, card)
-    except (ValueError, TypeError, AttributeError) as problem:
+    except MISSHAPEN as problem:
         raise UserError(f"{str(path)!r} está dañado: bórrelo, o mida otra vez con python benchmarks/gpu.py --learn"
                         ) from problem

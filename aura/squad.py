@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aura.corpus import SAMPLE_NAME, find, hub_reading
+from aura import hub
+from aura.corpus import SAMPLE_NAME, find
 from aura.errors import UserError
 from aura.files import explain
 
@@ -275,7 +276,7 @@ def _from_file(path, problems):
 
 def _from_hub(repository, configuration, problems):
     """[training, validation or None] examples of a data set on the Hub with the columns of `rajpurkar/squad`."""
-    with hub_reading(repository, "preguntas", "un .json de SQuAD v1.1") as datasets:
+    with hub.reading(repository, "preguntas", "un .json de SQuAD v1.1") as datasets:
         tables = dict(datasets.load_dataset(repository, configuration))
     names = ["train", "validation"] if "train" in tables else sorted(tables)[:1]
     parts = [_examples(_from_table(tables[name], f"{repository}: {name}", problems), problems, repository)

@@ -18,7 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from aura import cgroup, hf_tokenizer, hub
 from aura.errors import UserError
-from aura.files import explain, path_called, set_aside, write_bytes
+from aura.files import MISSHAPEN, explain, path_called, set_aside, write_bytes
 from aura.hf_tokenizer import PROBE, SPACE, HuggingFaceTokenizer
 
 SPACE_BYTES = SPACE.encode("utf-8")
@@ -177,7 +177,7 @@ def load(name_or_path, flag="--tokenizer"):
         return from_bytes(hf_tokenizer.complete(model, config) if model[:1] == b"{" else _with_controls(model))
     except UserError as problem:
         raise UserError(f"{named}: {problem}") from problem
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
+    except MISSHAPEN as problem:
         raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json; indique uno, o quite esa "
                         "opción para que se entrene con el texto") from problem
 

@@ -44,8 +44,7 @@ def _compare_code(facts):
     model = next((rank for rank in sorted(facts) if facts[rank]["code"]["hash"] == right), None)
     for ranks in others.values():
         theirs, ours = facts[ranks[0]]["code"], facts[model]["code"]
-        names = sorted(name for name, _ in set(theirs.get("files", {}).items()) ^ set(ours.get("files", {}).items()))
-        names = list(dict.fromkeys(names))
+        names = sorted({name for name, _ in set(theirs.get("files", {}).items()) ^ set(ours.get("files", {}).items())})
         more = f" y {len(names) - FILES_NAMED} más" if len(names) > FILES_NAMED else ""
         yield Finding("code", named(ranks, facts),
                       f"otra versión de este código en {', '.join(names[:FILES_NAMED])}{more} "

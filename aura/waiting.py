@@ -17,7 +17,6 @@ AGAIN_SECONDS = 60.0
 ANSWER_SECONDS = 2.0  # for a port to be open
 POLL_SECONDS = 0.2  # a rank 0 that finds something wrong is there for a second or two
 TORCHRUN_SECONDS = 900  # how long torchrun waits for the other machines
-STORE_THREAD = "store"  # the name of each thread that asks the store, and may be left behind in a wait for its answer
 REFUSED = ("en ese puerto no escucha nadie; lance allí la orden, con el mismo puerto, y compruebe que su cortafuegos "
            "lo deja pasar")
 UNKNOWN = "ese nombre no se resuelve en esta máquina; ponga la IP de la máquina 0"

@@ -21,7 +21,7 @@ from collections import Counter
 import numpy as np
 
 from aura.errors import UserError
-from aura.files import explain, path_called
+from aura.files import MISSHAPEN, explain, path_called
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORD_CHARACTERS = 100  # a longer word is unknown
@@ -214,7 +214,7 @@ def _read_document(file):
         if [*vocab.values()] != [*range(len(vocab))]:
             raise ValueError("gaps")
         added = [token["content"] for token in document.get("added_tokens") or [] if token["content"] not in vocab]
-    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+    except MISSHAPEN as problem:
         raise UserError(f"{str(file)!r}: su vocabulario está dañado, o sus piezas no están numeradas de 0 en adelante; "
                         "vuelva a descargarlo") from problem
     if added:

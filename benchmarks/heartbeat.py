@@ -30,7 +30,7 @@ from aura import heartbeat  # noqa: E402
 from aura.clock import WINDOWS, Clock, Window  # noqa: E402
 from aura.distributed import Session  # noqa: E402
 from aura.models import gpt  # noqa: E402
-from aura.waiting import STORE_THREAD  # noqa: E402
+from aura.signals import STORE_THREAD  # noqa: E402
 
 SHORT_INTERVAL, WARMUP = 0.01, 20  # seconds between beats, and how many are not counted
 BEAT_BYTES = 2500  # of a beat with all its windows

@@ -28,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from aura import extension, tokens  # noqa: E402
+from aura import backend, extension, tokens  # noqa: E402
 
 VOCAB = 50_257
 BATCH = 16
@@ -280,12 +280,6 @@ def make_file(folder: str, megabytes: int) -> str:
     return os.path.join(folder, shard["file"])
 
 
-def processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def table(result: dict) -> None:
     print(f"{result['device']}, un núcleo; {result['extension']}")
     heads = f"{'qué':34} {'T':>5} {'nuestro':>12} {'rival':28} {'tokens/s':>12} {'razón (mín-máx)':>20}"
@@ -325,7 +319,7 @@ def main() -> None:
         result = {
             "benchmark": "loader",
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-            "device": processor(),
+            "device": backend.device_name(torch.device("cpu")),
             "extension": extension.status(),
             "file_megabytes": arguments.megabytes,
             "memory_growth_kib": memory(path),

@@ -22,9 +22,8 @@ import torch._functorch.config
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from loader import processor  # noqa: E402
 
-from aura import cgroup, extension, start  # noqa: E402
+from aura import backend, cgroup, extension, start  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SAMPLE_S = 0.002  # a sample repeats short calls until it lasts about this long, so that reading the clock costs nothing
@@ -249,7 +248,7 @@ def environment() -> dict:
     module = extension.load()
     return {
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "device": processor(),
+        "device": backend.device_name(torch.device("cpu")),
         "extension": extension.status(),
         "instruction_set": module.cpu_isa() if module else None,
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),

@@ -18,11 +18,13 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import measure  # noqa: E402
 
-from aura import dashboard, processes, sensors  # noqa: E402
+from aura import backend, dashboard, processes, sensors  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 0.01  # of one core, at the default interval
@@ -119,7 +121,7 @@ def main(argv=None):
     with company(args.processes):
         parts, seen = by_part(args.repeats)
         run = watch(args.interval, args.samples)
-    result = {"benchmark": "monitor_cost", "device": measure.processor(), "processes": seen,
+    result = {"benchmark": "monitor_cost", "device": backend.device_name(torch.device("cpu")), "processes": seen,
               "versions": {"python": platform.python_version(), "psutil": version("psutil")},
               "gpus": len(sensors.gpu_reader()[0](None)[0]), "run": run,
               "rows": [{"what": part, "unit": "ms", "ours": cost} for part, cost in parts.items()]}

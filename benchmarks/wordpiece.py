@@ -22,11 +22,13 @@ import time
 import unicodedata
 from pathlib import Path
 
+import torch
+
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
 
-from aura import squad, wordpiece  # noqa: E402
+from aura import backend, squad, wordpiece  # noqa: E402
 
 OURS = {"first": "ours, first", "again": "ours, again"}
 PEERS = ("tokenizers, encode", "tokenizers, encode_batch")
@@ -158,7 +160,7 @@ def main(argv: list[str] | None = None) -> None:
             vocab_file.write_text("\n".join(wordpiece.learn(texts, 8000)) + "\n", encoding="utf-8")
         neighbours = measure.Neighbours()
         total = same(str(vocab_file), texts)
-        result = {"benchmark": "wordpiece", "versions": versions(), "device": measure.processor(),
+        result = {"benchmark": "wordpiece", "versions": versions(), "device": backend.device_name(torch.device("cpu")),
                   "texts": len(texts), "tokens": total,
                   "rows": [row for processes in arguments.processes
                            for row in compare(str(vocab_file), texts, total, processes, arguments.rounds)],

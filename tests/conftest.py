@@ -77,3 +77,11 @@ def gpu_measure(gpu):
 @pytest.fixture
 def gpu_steps(gpu):
     return gpu.gpu_steps
+
+
+@pytest.fixture
+def threads():
+    """torch.set_num_threads, undone at the end."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

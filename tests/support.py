@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -264,3 +265,16 @@ def corpus_text(documents=60):
                      f"el día {(i + j) % 31}." for j in range(160)]
         parts.append(" ".join(sentences))
     return "\n\n".join(parts) + "\n"
+
+
+def philox(seed, counter, rounds=7):
+    """Philox4x32 (Salmon et al. 2011) of a tuple of four uint64 arrays that broadcast; four arrays of 32 bits."""
+    low32 = np.uint64(0xFFFFFFFF)
+    a, b, c, d = np.broadcast_arrays(*counter)
+    key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+    for _ in range(rounds):
+        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = (second >> np.uint64(32) ^ b ^ np.uint64(key[0]), second & low32,
+                      first >> np.uint64(32) ^ d ^ np.uint64(key[1]), first & low32)
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return a, b, c, d

@@ -28,47 +28,18 @@ def _kernels():
     import aura.fused  # noqa: F401  registers what autograd and torch.compile need
 
 
-@pytest.fixture
-def threads():
-    """torch.set_num_threads, undone at the end."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 # ---- What is right ---------------------------------------------------------------------------------------------------
-
-
-def philox(seed, counter, rounds=7):
-    """Philox4x32 (Salmon et al. 2011) of a tuple of four uint64 arrays that broadcast; four arrays of 32 bits."""
-    low32 = np.uint64(0xFFFFFFFF)
-    a, b, c, d = np.broadcast_arrays(*counter)
-    key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
-    for _ in range(rounds):
-        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b, c, d = (second >> np.uint64(32) ^ b ^ np.uint64(key[0]), second & low32,
-                      first >> np.uint64(32) ^ d ^ np.uint64(key[1]), first & low32)
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return a, b, c, d
 
 
 def kept_weights(seed, probability, rows, keys, heads):
     """True where a weight is kept, [heads, rows, keys]: eight halves of 16 bits a counter, the low one first."""
     zero = np.zeros(1, np.uint64)
-    words = philox(seed, (np.arange(rows, dtype=np.uint64)[None, :, None],
-                          np.arange(-(-keys // 8), dtype=np.uint64)[None, None, :],
-                          np.arange(heads, dtype=np.uint64)[:, None, None], zero))
+    words = support.philox(seed, (np.arange(rows, dtype=np.uint64)[None, :, None],
+                                  np.arange(-(-keys // 8), dtype=np.uint64)[None, None, :],
+                                  np.arange(heads, dtype=np.uint64)[:, None, None], zero))
     halves = [part for word in words for part in (word & np.uint64(0xFFFF), word >> np.uint64(16))]
     bits = np.stack(halves, -1).reshape(heads, rows, -(-keys // 8) * 8)[..., :keys]
     return torch.from_numpy(bits >= round(probability * 65536))
-
-
-def test_philox_is_the_published_generator():
-    """The test vectors of Random123 for ten rounds."""
-    ones, zero = np.full(1, 0xFFFFFFFF, np.uint64), np.zeros(1, np.uint64)
-    assert [int(x[0]) for x in philox(0, (zero,) * 4, rounds=10)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert [int(x[0]) for x in philox(2**64 - 1, (ones,) * 4, rounds=10)] == [
-        0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 def reference(q, k, v, causal, scale, dropout, seed, lengths, cu_seqlens):

@@ -379,9 +379,3 @@ def test_foreign_on_the_processor():
     assert judge(cluster(), neighbour(own=45.0)) == []
     assert judge([], neighbour()) == []  # no run here
     assert judge([one for one in cluster() if one.rank > 1], neighbour()) == []  # nor here
-
-
-@pytest.mark.parametrize("seconds, text", [(0.0, "0.0 ms"), (0.0042, "4.2 ms"), (0.085, "85 ms"), (0.84, "0.84 s"),
-                                           (12.3, "12 s"), (150.0, "2 min"), (9000.0, "2.5 h")])
-def test_span(seconds, text):
-    assert diagnosis.span(seconds) == text

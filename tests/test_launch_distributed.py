@@ -377,7 +377,7 @@ def test_where_there_is_no_process_to_be_had_that_is_said(monkeypatch, capfd, pr
     before = {number: signal.getsignal(number) for number in signals.ORDERLY}
     monkeypatch.setattr(launch.subprocess, "Popen", refuse)
     monkeypatch.setattr(launch, "die_with_parent", lambda *_: lambda: None)
-    for name in (launch.LISTENED, "RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
+    for name in (signals.LISTENED, "RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.setenv(name, "1")
     try:
         assert launch.run_rank(["work.py"]) == 2

@@ -372,8 +372,8 @@ def test_what_will_most_probably_have_our_kernels(monkeypatch, choice, device, p
 
 def test_importing_builds_and_loads_nothing(tmp_path):
     builds = tmp_path / "builds"
-    code, output = python("import sys; import aura.ops, aura.models.gpt; print('aura._C' in sys.modules)", tmp_path,
-                          AURA_BUILD_DIR=builds)
+    code, output = python("import sys, aura.ops, aura.tokens, aura.models.gpt; print('aura._C' in sys.modules)",
+                          tmp_path, AURA_BUILD_DIR=builds)
     assert (code, output) == (0, "False\n")
     assert not builds.exists()
 

@@ -1,8 +1,6 @@
 """--sync auto: the estimate against figures worked out by hand, the choice and its two lines, the measurement, which
 leaves nothing behind, and two real machines."""
 
-import json
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from aura.loop import Precision
 from aura.models import bert, gpt
 from aura.pace import Pace
 from aura.sync import METHODS
-from tests.hosts import Switch, limits_work
 
 MBIT = 1e6 / 8
 FOURTEEN_MILLION = [4_000_000, 100_000, *[1_000_000] * 10]  # elements: gradients of 56 MB
@@ -271,39 +268,3 @@ def test_a_pass_in_which_the_machine_stopped_does_not_count(monkeypatch, each, s
 
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss: now.__setitem__(0, now[0] + 0.2))
     assert measured(*small_gpt(), stalling).compute_s == pytest.approx(each + 0.2) and len(calls) > stalled
-
-
-# ---- Two machines ---------------------------------------------------------------------------------------------------
-
-MACHINE = """
-import json, torch
-from argparse import Namespace
-from aura import allreduce, distributed, loop, pace
-from aura.models import gpt
-
-allreduce.REPEATING_SECONDS, pace.LONGEST_SECONDS = 0.3, 1.0
-
-
-def loss(model, batch):
-    return model(batch, targets=batch), batch.numel()
-
-
-with distributed.session(Namespace(backend="gloo", dist_timeout=20.0)) as dist:
-    module = gpt.GPT(gpt.GPTConfig(vocab_size=512, seq_len=32, n_layer=3, n_head=2, n_embd=64)).init_weights(1)
-    batch = torch.arange(128).view(4, 32) + dist.rank
-    print(json.dumps(pace.found(dist, module, loss, batch, loop.Precision("fp32", dist.device), 2, 100)))
-"""
-
-
-@pytest.mark.skipif(not limits_work(), reason="limited links need root, iproute2 (ip, tc) and nftables")
-def test_two_machines_at_20_megabits_choose_diloco_together(tmp_path):
-    with Switch(2) as switch, ExitStack() as stack:
-        switch.limit(1, 20)
-        processes = switch.start(stack, ["-c", MACHINE], [tmp_path] * 2)
-        results = [process.finish(60) for process in processes]
-    assert [code for code, _ in results] == [0, 0], results
-    first, second = [json.loads(output.splitlines()[-1]) for _, output in results]
-    assert first == second
-    name, (network, choice) = first
-    assert name == "diloco" and choice.startswith("--sync auto elige diloco")
-    assert 10 < float(network.removeprefix("Red: ").split()[0]) < 30, network

@@ -105,13 +105,6 @@ def ops_or_skip():
             pytest.skip("the kernels cannot be built here")
 
 
-def test_the_sizes_of_the_loss_are_those_of_the_kernels():
-    ops_or_skip()
-    from aura.fused import loss
-
-    assert plan.CHUNK_BYTES == loss.CHUNK_BYTES
-
-
 def test_on_a_card_the_fused_loss_makes_no_products_of_16_bits(monkeypatch):
     """There aura/fused/loss.py adds to the head's float32 gradient directly; on the CPU, by way of a part in 16
     bits."""

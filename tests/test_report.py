@@ -209,8 +209,3 @@ def test_a_run_killed_before_the_row_that_it_owes_still_knows_its_table(tmp_path
     found = [(row["step"], row["loss"], row["val_loss"]) for row in report.read_table(tmp_path / "train.csv")]
     assert found == [("1", "3.0", ""), ("2", "2.0", "5.0"), ("3", "1.0", "")]
     assert "Aviso" not in capsys.readouterr().out and not list(tmp_path.glob("anterior-*"))
-
-
-def test_durations():
-    assert [report.duration(s) for s in (45, 60, 200, 3600, 7500)] == [
-        "45 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]

@@ -108,7 +108,8 @@ def test_what_we_measured_is_installed(tmp_path):
     assert installed == ours and H200.name in ours
 
 
-@pytest.mark.parametrize("content", ["", "[[1]]", "[[1, 2, 3, 4, 5]]", "7", '[["rms_norm", "half_", "", 0, []]]'])
+@pytest.mark.parametrize("content", ["", "[[1]]", "[[1, 2, 3, 4, 5]]", "7", '[["rms_norm", "half_", "", 0, []]]',
+                                     "[" * 200_000], ids=lambda content: content[:40])
 def test_a_damaged_file_is_one_line_with_the_way_out(tmp_path, content):
     path = tmp_path / "speeds.json"
     path.write_text(content)

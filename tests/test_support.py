@@ -6,10 +6,11 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 
 from tests import hosts
-from tests.support import ROOT, Process, run
+from tests.support import ROOT, Process, philox, run
 
 SILENT = """
 import subprocess, sys, time
@@ -100,3 +101,10 @@ def test_a_fork_meets_what_a_python_of_its_own_does(tmp_path, how, number):
     code, output = run(command, tmp_path, A="b")
     assert code == (-number if number else 3) and ("at the end" in output) == (not number), output
     assert (code, output) == run(command, tmp_path, fresh=True, A="b")
+
+
+def test_philox_is_the_published_generator():
+    """The test vectors of Random123 for seven rounds."""
+    ones, zero = np.full(1, 0xFFFFFFFF, np.uint64), np.zeros(1, np.uint64)
+    assert [int(x[0]) for x in philox(0, (zero,) * 4)] == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+    assert [int(x[0]) for x in philox(2**64 - 1, (ones,) * 4)] == [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]

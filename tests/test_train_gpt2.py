@@ -353,14 +353,6 @@ def test_nan_on_one_rank_is_noticed_by_all(book, tmp_path, policy, code):
         assert "paso 5" in outputs[0][1] and "ckpt-00000003.pt" in outputs[0][1]
 
 
-def test_torchrun_with_nccl_asked_for_falls_back(book, tmp_path):
-    code, output = run(["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT,
-                        *SMALL, "--dataset-name", book, "--max-steps", "2", "--distributed", "--backend", "nccl"],
-                       tmp_path)
-    assert code == 0 and "fallback=gloo" in output
-    assert output.count("Todos los procesos completaron el entrenamiento") == 2
-
-
 @pytest.mark.parametrize("options, pieces", [
     (["--dataset-name", "nada.txt"], ["nada.txt", "no existe"]),
     (["--seq-len", "100000"], ["--seq-len"]),

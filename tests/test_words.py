@@ -1,8 +1,8 @@
-"""Words that follow a number."""
+"""Words that follow a number, and how long something lasts."""
 
 import pytest
 
-from aura.words import counted, listed
+from aura.words import counted, duration, listed, span
 
 
 @pytest.mark.parametrize("number, text", [(0, "0 pasos"), (1, "1 paso"), (2, "2 pasos")])
@@ -12,3 +12,15 @@ def test_one_is_singular(number, text):
 
 def test_the_last_of_a_list_is_joined_by_y():
     assert [listed(items) for items in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a y b", "a, b y c"]
+
+
+@pytest.mark.parametrize("seconds, text", [(0.0, "0.0 ms"), (0.0042, "4.2 ms"), (0.085, "85 ms"), (0.84, "0.84 s"),
+                                           (12.3, "12 s"), (150.0, "2 min"), (9000.0, "2.5 h")])
+def test_a_duration_has_the_figures_that_matter(seconds, text):
+    assert span(seconds) == text
+
+
+@pytest.mark.parametrize("seconds, text", [(45, "45 s"), (60, "1 min 00 s"), (200, "3 min 20 s"), (3600, "1 h 00 min"),
+                                           (7500, "2 h 05 min")])
+def test_how_long_a_run_takes(seconds, text):
+    assert duration(seconds) == text

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, library
 
 from aura.fused.fake import register_fake
-from aura.products import add_product
+from aura.products import CHUNK_BYTES, add_product
 
-CHUNK_BYTES = 128 * 2**20  # logits that exist at one time; many, as each chunk takes weight and gradient through memory
 DTYPES = {  # of hidden and weight
     "cpu": {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
             (torch.bfloat16, torch.float32)},
