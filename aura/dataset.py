@@ -219,15 +219,16 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fra
     started = time.monotonic()
     try:
         with building(final) as partial:
+            threshold = validation_threshold(corpus, val_fraction)
             if tokenizer is None:
                 note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
-                tokenizer = tokenizers.train(_sample(corpus), vocab_size, note, f"el corpus {corpus.name!r}")
+                tokenizer = tokenizers.train(_sample(corpus, threshold), vocab_size, note,
+                                             f"el corpus {corpus.name!r}")
             accept(tokenizer)
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
                      "normaliza, o tiene piezas añadidas que no se descodifican).")
-            meta = _encode(corpus, partial, tokenizer, validation_threshold(corpus, val_fraction), max_tokens,
-                           threads, note)
+            meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note)
             meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
                      "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
             if corpus.changed():
@@ -324,12 +325,18 @@ def validation_threshold(corpus, fraction):
     return min(max(fraction, np.nextafter(shares[0], 1)), shares[-1])
 
 
-def _sample(corpus):
-    """Documents spread evenly over the corpus where its size is known; all, from the first on, where it is not."""
+def training_documents(corpus, threshold):
+    """Yield those that are not held out. A tokenizer that has seen the others would encode them in fewer tokens."""
+    return (document for document in corpus.documents() if document_share(document) >= threshold)
+
+
+def _sample(corpus, threshold):
+    """Training documents spread evenly over the corpus where its size is known; all, from the first on, where it is
+    not."""
     size = corpus.text_bytes() or 0
     keep = min(1.0, tokenizers.SAMPLE_BYTES / size) if size else 1.0
     accumulated = 1.0
-    for document in corpus.documents():
+    for document in training_documents(corpus, threshold):
         accumulated += keep
         if accumulated >= 1:
             accumulated -= 1

@@ -11,15 +11,18 @@ NAMES = ("adamw", "adamw8bit", "adafactor")  # by the memory of their state, lar
 BETAS = (0.9, 0.95)  # GPT-3's (Brown et al. 2020, appendix B)
 
 
-def build(name, model, lr, weight_decay):
+def build(name, model, lr, weight_decay, betas=BETAS):
     """The optimiser `name` of NAMES over the model's parameters, with decay on matrices only.
 
-    lr means the same to all three. Raises UserError for another name, or where bitsandbytes cannot be had.
+    lr means the same to all three; betas are for the two kinds of AdamW. Raises UserError for another name, or where
+    bitsandbytes cannot be had.
     """
-    makers = {"adamw": adamw, "adamw8bit": adamw8bit, "adafactor": adafactor}
+    if name == "adafactor":
+        return adafactor(model, lr, weight_decay)
+    makers = {"adamw": adamw, "adamw8bit": adamw8bit}
     if name not in makers:
         raise UserError(f"--optimizer {name!r}: se espera {', '.join(NAMES)}")
-    return makers[name](model, lr, weight_decay)
+    return makers[name](model, lr, weight_decay, betas)
 
 
 def require(name, device):
@@ -48,7 +51,7 @@ def adamw(model, lr, weight_decay, betas=BETAS):
     return torch.optim.AdamW(_groups(model, weight_decay), lr=lr, betas=betas, eps=1e-8, fused=True)
 
 
-def adamw8bit(model, lr, weight_decay):
+def adamw8bit(model, lr, weight_decay, betas=BETAS):
     """AdamW with both moments in 8 bits, quantised in blocks (Dettmers et al. 2022), about 2 bytes a parameter.
 
     From the optional package bitsandbytes, whose kernels want a GPU. Raises UserError as require() does.
@@ -56,7 +59,7 @@ def adamw8bit(model, lr, weight_decay):
     require("adamw8bit", next(model.parameters()).device)
     from bitsandbytes.optim import AdamW8bit
 
-    return AdamW8bit(_groups(model, weight_decay), lr=lr, betas=BETAS, eps=1e-8)
+    return AdamW8bit(_groups(model, weight_decay), lr=lr, betas=betas, eps=1e-8)
 
 
 def adafactor(model, lr, weight_decay):

@@ -68,12 +68,13 @@ class Streamed:
 
 def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None):
     """The Streamed `corpus`, on all ranks together, with the tokenizer of `tokenizer_path`, else the one that an
-    earlier run with this source and vocabulary kept in data_dir, else one trained on the first documents and kept
-    there.
+    earlier run with this source and vocabulary kept in data_dir, else one trained on the first documents for training
+    and kept there.
 
     Raises UserError for what cannot be read or written.
     """
     def on_main():
+        threshold = float(dataset.validation_threshold(corpus, val_fraction))
         kept = Path(data_dir) / f"{corpus.name}.{vocab_size}.{corpus.fingerprint()[:12]}.tokenizer.model"
         try:
             if tokenizer_path:
@@ -86,13 +87,14 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
             else:
                 require_writable_directory(data_dir, "--data-dir")
                 dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")
-                tokenizer = tokenizers.train(corpus.documents(), vocab_size, dist.print, f"el corpus {corpus.name!r}")
+                tokenizer = tokenizers.train(dataset.training_documents(corpus, threshold), vocab_size, dist.print,
+                                             f"el corpus {corpus.name!r}")
                 write_bytes(kept, tokenizer.model)
         except OSError as problem:
             raise UserError(f"{str(kept)!r}: no se puede guardar ahí el tokenizador ({explain(problem)}); indique otra "
                             "carpeta con --data-dir") from problem
         model = torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8)
-        return model, float(dataset.validation_threshold(corpus, val_fraction))
+        return model, threshold
 
     model, threshold = dist.broadcast_tree(dist.made_on_main(on_main))
     sources = dist.gather_objects(corpus.fingerprint())

@@ -281,8 +281,20 @@ def test_the_tokenizer_learns_from_all_of_packed_text(tmp_path, monkeypatch):
         with gzip.open(tmp_path / f"{number}.jsonl.gz", "wb") as file:
             for _ in range(100):
                 file.write(json.dumps({"text": f"{number} " + "palabra " * 50}).encode() + b"\n")
-    seen = list(dataset._sample(corpus.open_corpus(str(tmp_path))))
+    seen = list(dataset._sample(corpus.open_corpus(str(tmp_path)), 0.0))
     assert {text[0] for text in seen} == set("0123456789") and 50 < len(seen) < 200
+
+
+def test_the_tokenizer_learns_from_nothing_that_is_held_out(book, tmp_path, monkeypatch):
+    """Or it would encode that in fewer tokens, and bits per byte would be too low."""
+    seen, real = [], dataset.tokenizers.train
+    monkeypatch.setattr(dataset.tokenizers, "train",
+                        lambda texts, *words: real([seen.append(text) or text for text in texts], *words))
+    found = prepare(book, tmp_path / "Data", val_fraction=0.2)
+    assert len(seen) == found.meta["splits"]["train"]["documents"] < 60
+    opened = corpus.open_corpus(str(book))
+    threshold = dataset.validation_threshold(opened, 0.2)
+    assert seen == [text for text in opened.documents() if dataset.document_share(text) >= threshold]
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):

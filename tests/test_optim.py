@@ -101,5 +101,7 @@ def test_adamw8bit_is_bitsandbytes(monkeypatch):
     groups, options = optim.build("adamw8bit", model, 1e-3, 0.1)
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert options == {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}
+    assert optim.build("adamw8bit", model, 1e-3, 0.1, (0.9, 0.99))[1]["betas"] == (0.9, 0.99)
+    assert optim.build("adamw", model, 1e-3, 0.1, (0.9, 0.99)).defaults["betas"] == (0.9, 0.99)
     with pytest.raises(UserError, match="necesita una GPU"):
         optim.build("adamw8bit", gpt.GPT(SIZES), 1e-3, 0.1)

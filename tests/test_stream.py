@@ -376,6 +376,15 @@ def test_a_kept_tokenizer_is_that_of_this_text_and_vocabulary(tmp_path, monkeypa
     assert [opened(*which).sha256 for which in asked] == [data.sha256 for data in made], "a resumed run finds its own"
 
 
+def test_the_tokenizer_learns_from_nothing_that_is_held_out(folder, tmp_path, monkeypatch):
+    seen, real = [], tokenizer.train
+    monkeypatch.setattr(tokenizer, "train", lambda texts, *words: real([seen.append(t) or t for t in texts], *words))
+    opened = corpus.open_corpus(str(folder))
+    stream.open_stream(opened, tmp_path / "Data", Session(), vocab_size=330, val_fraction=0.3)
+    training = [text for text in opened.documents() if dataset.document_share(text) >= 0.3]
+    assert seen == training and 30 < len(training) < 60
+
+
 def test_a_kept_tokenizer_that_is_damaged_names_the_way_out(folder, tmp_path):
     def opened():
         return stream.open_stream(corpus.open_corpus(str(folder)), tmp_path / "Data", Session(), vocab_size=330)

@@ -49,7 +49,7 @@ def test_from_text_to_a_folder_with_everything(book, tmp_path):
     assert described["config"]["n_embd"] == 32 and described["arguments"]["lr"] == 1e-3
     used = described["used"]
     assert (used["precision"], used["processes"], used["sequences_per_step"]) == ("fp32", 1, 4)
-    assert used["betas"] == [0.9, 0.95] and used["eps"] > 0 and used["versions"]["torch"] in torch.__version__
+    assert used["betas"] == [0.9, 0.99] and used["eps"] > 0 and used["versions"]["torch"] in torch.__version__
     command = ["-m", "aura.generate", "--checkpoint", "salida/final_model.pt", "--prompt", "Ana", "--length", "5"]
     code, text = run(command, tmp_path)
     assert code == 0 and text.startswith("Ana")
@@ -372,6 +372,7 @@ def test_what_cannot_be_computed_again_is_named(dry_run):
 
 @pytest.mark.parametrize("given, said", [
     (("--attention", "reference"), "--attention reference sirve para comprobar las otras, y guarda"),
+    (("--optimizer", "adafactor", "--beta2", "0.5"), "--beta2 0.5 es de AdamW: quítelo, o quite --optimizer adafactor"),
     (("--target_hours", 1e308), "--target-hours: 1e+308")])
 def test_what_cannot_be_planned_is_refused(dry_run, given, said):
     error, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 24, *given)

@@ -234,7 +234,7 @@ class HRM(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed):
-        """Truncated LeCun normal: standard deviation 1 / sqrt(fan in), cut at two of them (HRM-Text); weights of norms
+        """Truncated LeCun normal: standard deviation 1 / sqrt(fan in), cut at two of them (HRM); weights of norms
         and of what the head reads 1, halting head 0, start of z_L normal. The same seed gives the same weights on every
         device."""
         generator = torch.Generator().manual_seed(seed)
