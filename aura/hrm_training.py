@@ -214,6 +214,10 @@ def run(parser, presets):
         if args.prepare:
             return EXIT_OK
         keep_effective_batch(args, presets[args.preset], dist.world_size, dist.print)
+        if not config.input_learns:
+            dist.print(f"Aviso: con --h-cycles {config.h_cycles} y --l-cycles {config.l_cycles}, las "
+                       f"{hrm.MAX_BP_PASSES} últimas pasadas, que son las que tienen gradientes, no leen el texto, y "
+                       "sus vectores solo aprenden como salida: añada --reinject.")
         announce(args, dist, data)
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         return train(args, dist, data, config)

@@ -111,6 +111,18 @@ def test_gradients_flow_through_the_last_passes_only(config, passes):
     assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
 
 
+@pytest.mark.parametrize(("h_cycles", "l_cycles", "reinject", "learns"), [
+    (2, 3, False, True), (2, 4, False, False), (2, 4, True, True), (3, 1, False, True), (3, 2, False, False),
+    (1, 9, False, True), (4, 1, False, False), (3, 3, True, True)])
+def test_whether_the_text_learns_as_an_input_is_known_beforehand(h_cycles, l_cycles, reinject, learns):
+    """The weights of its embedding have a gradient as those of the head in any case."""
+    config = dataclasses.replace(TINY, h_cycles=h_cycles, l_cycles=l_cycles, reinject=reinject)
+    model, embedded = build(config), []
+    model.wte.register_forward_hook(lambda _, __, output: embedded.append(output.retain_grad() or output) or None)
+    gradients_of(model)
+    assert (embedded[0].grad is not None and embedded[0].grad.abs().max() > 0) == learns == config.input_learns
+
+
 def test_no_gradient_flows_from_one_segment_into_the_one_before():
     model = build(VARIANTS[2])
     model.bp_passes = 20

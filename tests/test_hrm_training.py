@@ -69,6 +69,7 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
                  "Gradient accumulation steps: 1", "Effective batch size: 8", "Total training steps: 12",
                  "Steps por época: ", "paso 12/12"):
         assert line in output, line
+    assert "añada --reinject" not in output
     kept = torch.load(tmp_path / "checkpoints" / "ckpt-00000012.pt", weights_only=True)
     assert [tuple(group["betas"]) for group in kept["optimizer"]["param_groups"]] == [(0.9, 0.99)] * 2
     command = ["-m", "aura.generate", "--prompt", "Ana", "--length", "5", "--checkpoint", "hrm.pth"]
@@ -76,6 +77,11 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
     assert code == 0 and text.startswith("Ana")
     code, text = run([*command, "--early-exit"], tmp_path)
     assert code == 0 and text.startswith("Ana")
+
+
+def test_cycles_that_leave_the_text_without_gradients_are_told(book, tmp_path):
+    code, output = train(tmp_path, "--dataset", book, *TINY, "--max_steps", 1, "--l-cycles", 4)
+    assert code == 0 and "Aviso: con --h-cycles 2 y --l-cycles 4, las 5 últimas pasadas" in output, output
 
 
 def test_two_processes_learn_what_one_does(book, tmp_path):

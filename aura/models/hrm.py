@@ -61,6 +61,12 @@ class HRMConfig:
         """Passes through a stack in one segment."""
         return self.h_cycles * (self.l_cycles + 1)
 
+    @property
+    def input_learns(self):
+        """Whether the passes with gradients, once they are MAX_BP_PASSES, reach back to one that reads the embedding:
+        from the first of H on, 1 + (h_cycles - 1) * (l_cycles + 1) passes remain."""
+        return self.reinject or 1 + (self.h_cycles - 1) * (self.l_cycles + 1) <= MAX_BP_PASSES
+
     def parameters(self):
         """Number of trainable parameters (embedding and head are one; a halting head where there are segments)."""
         width = self.n_embd
