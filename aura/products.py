@@ -16,8 +16,9 @@ from torch import nn
 
 from aura import extension
 
-CHUNK_BYTES = 128 * 2**20  # of logits that exist at one time (fused/loss.py, plan.py); many, as each chunk takes weight
-# and gradient through memory
+# Of logits that exist at one time, for fused/loss.py and the plan; many, as each chunk takes weight and gradient
+# through memory.
+CHUNK_BYTES = 128 * 2**20
 WEIGHT_ROWS = 2048  # of a product that a CPU makes at one time before it is added
 # Where a product can be added to float32 as it is made.
 DEVICES = ("cuda",) if torch.version.cuda else ()
