@@ -361,6 +361,7 @@ def main():
     if state is not None:
         if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way
             state["arguments"]["grad_checkpointing"] = "full"
+        state["arguments"].setdefault("beta2", optim.BETAS[1])  # of all runs from before it could be chosen
         recall.arguments(args, state, FIXED, flag, dist.print)
     card = find_card(args, dist.device)
     config = complete(args, card, dist.print)

@@ -144,15 +144,18 @@ def test_a_resumed_run_refuses_what_it_cannot_change(trained):
         assert piece in output.splitlines()[-1]
 
 
-def test_a_checkpoint_of_before_there_were_two_ways_to_compute_again(trained):
+def test_a_checkpoint_of_before_there_was_a_choice_goes_on_as_it_began(trained):
     path = checkpoint.found(trained)[0]
     state = torch.load(path, weights_only=True)
     state["arguments"]["grad_checkpointing"] = True
+    del state["arguments"]["beta2"]
     torch.save(state, path)
     code, output = train(trained.parent, "--resume_from", "salida", "--gradient_checkpointing", "full",
                          "--max_steps", 5)
     assert code == 0 and "con gradient checkpointing (full)" in output and "Cambia" not in output.replace(
         "Cambia respecto al punto de control: --max_steps 4 -> 5", "")
+    newest = torch.load(checkpoint.found(trained)[0], weights_only=True)
+    assert [group["betas"][1] for group in newest["optimizer"]["param_groups"]] == [0.95] * 2
 
 
 def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
