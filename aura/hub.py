@@ -1,4 +1,5 @@
-"""Spanish for errors of the Hub's client: their text is English and long, and their types change with its version."""
+"""Reading from the Hub, and Spanish for the errors of its client: their text is English and long, and their types
+change with its version."""
 
 import contextlib
 

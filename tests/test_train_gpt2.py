@@ -208,7 +208,7 @@ def test_an_epoch_ends_where_its_text_does_whatever_number_of_processes_read_it(
         assert [code for code, _ in outputs] == [0, 0], outputs
     expected, last = rates(whole, 0)
     steps = max(expected)
-    seen = 2  # half a step is whole where the epoch's ragged tail is as long
+    seen = 2  # and a half, which the epoch's ragged tail makes up for
     found, end = rates(changed, 5 - seen)
     assert f"lo ya visto equivale a {seen} de los {steps} pasos de ahora, y faltan {steps - seen}." in outputs[0][1]
     assert max(found) == steps > 5 and all(found[step] == expected[step] for step in range(4, steps + 1))
