@@ -105,7 +105,7 @@ def any_batch(args, dist, task):
 
 def make_reporter(args, dist, task, steps, precision):
     """The Reporter of this run, in samples; its MFU counts the FLOPs of a window's own tokens, not of its padding."""
-    flops = np.mean([task.config.flops(int(length)) for length in task.train.lengths])
+    flops = statistics.fmean(task.config.flops(int(length)) for length in task.train.lengths)
     return report.Reporter(args.log_dir, dist.main, steps, flops, start.group_peak(dist, precision), unit="samples")
 
 

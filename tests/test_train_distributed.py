@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import shutil
 import signal
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ def train(folder, ranks, accum, strategy, *more):
     if ranks == 1:
         said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.setattr(report, "peak_flops", lambda *_: 1e12)  # as on a card that is known
             patch.chdir(folder)
             patch.setattr("sys.argv", list(map(str, options)))
             return [(script.main(), said.getvalue())]
@@ -74,6 +76,14 @@ def test_two_processes_train_as_one_does(runs, name):
     answers = [json.loads((folder / "bert_squad" / "predictions.json").read_text()) for folder in (one, other)]
     assert answers[0] == answers[1] and len(answers[0]) >= 12
     assert curve(one)[-1] < curve(one)[0]
+
+
+def test_every_cell_of_the_table_is_a_number(runs):
+    """As TensorBoard reads them, MFU too."""
+    folder, outputs = runs["one"]
+    assert len(curve(folder, "mfu")) == 6 and "MFU" in outputs[0]
+    for column in report.COLUMNS:
+        assert all(map(math.isfinite, curve(folder, column)))
 
 
 def test_each_rank_says_its_memory_and_its_part(runs):
