@@ -77,18 +77,20 @@ class _Copies:
     def __init__(self, model):
         self.model, self.made = model, {}
 
-    def of(self, layer, dtype):
-        """(weight, bias or None) of a Linear in dtype."""
-        if dtype not in self.made:
-            self.made[dtype] = self._make(dtype)
-        return self.made[dtype][id(layer)]
+    def of(self, layer, device_type, dtype):
+        """(weight, bias or None) of a Linear in dtype; None where it is torch's own."""
+        key = device_type, dtype
+        if key not in self.made:
+            self.made[key] = self._make(dtype) if device_type in DEVICES and _can_add(*key) else {}
+        return self.made[key].get(id(layer))
 
     @torch.no_grad()
     def _make(self, dtype):
         layers = [module for module in self.model.modules() if isinstance(module, Linear) and module.whole()]
         wide = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
         low = [torch.empty_like(p, dtype=dtype) for p in wide]
-        torch._foreach_copy_(low, wide)
+        if low:
+            torch._foreach_copy_(low, wide)
         copies = iter(low)
         return {id(layer): (next(copies), None if layer.bias is None else next(copies)) for layer in layers}
 
@@ -97,21 +99,20 @@ class Linear(nn.Linear):
     """nn.Linear, whose weight's gradient in step() under autocast is that of adding()."""
 
     def forward(self, x):
-        if torch.compiler.is_compiling() or not self._taken(x.device.type):
+        kind = x.device.type
+        if _copies is None or torch.compiler.is_compiling() or not torch.is_autocast_enabled(kind):
             return super().forward(x)
-        dtype = torch.get_autocast_dtype(x.device.type)
-        weight, bias = _copies.of(self, dtype)
-        if torch.is_grad_enabled() and self.weight.requires_grad:
-            return torch.ops.aura.linear(x, self.weight, self.bias, weight, bias, _adds)
-        return F.linear(x, weight, self.bias)  # not its copy, which would end the gradient of one that is trained
+        copies = _copies.of(self, kind, torch.get_autocast_dtype(kind))
+        if copies is None:
+            return super().forward(x)
+        weight, low = self.weight, copies[0]
+        if torch.is_grad_enabled() and weight.requires_grad:
+            return torch.ops.aura.linear(x, weight, self.bias, *copies, _adds)
+        return F.linear(x, low, self.bias)  # not its copy, which would end the gradient of one that is trained
 
     def whole(self):
         """Whether the weight is there in float32. Where fully_shard has cut it, it comes in 16 bits already."""
         return self.weight.dtype == torch.float32 and not hasattr(self.weight, "full_tensor")
-
-    def _taken(self, device_type):
-        return (_copies is not None and device_type in DEVICES and torch.is_autocast_enabled(device_type) and
-                self.whole() and _can_add(device_type, torch.get_autocast_dtype(device_type)))
 
 
 @functools.cache

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
@@ -27,13 +26,12 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 
-// sums += a @ b, or = where it is fresh.
-void add_product(Tensor sums, const Tensor& a, const Tensor& b, bool fresh) {
-  const int beta = fresh ? 0 : 1;
+// sums += a @ b, of 16 bits each: not rounded to 16 bits before.
+void add_product(Tensor sums, const Tensor& a, const Tensor& b) {
   if (a.is_cuda()) {
-    at::addmm_out(sums, sums, a, b, sums.scalar_type(), beta);
+    at::addmm_out(sums, sums, a, b, sums.scalar_type());
   } else {
-    at::addmm_out(sums, sums, a.to(sums.scalar_type()), b.to(sums.scalar_type()), beta);
+    at::addmm_out(sums, sums, a.to(sums.scalar_type()), b.to(sums.scalar_type()));
   }
 }
 
@@ -105,14 +103,16 @@ struct Linear : Function<Linear> {
     // Not where others alone are asked for, as torch.autograd.grad(loss, x) does: it leaves every .grad as it was.
     if (ctx->needs_input_grad(1)) {
       const bool adding = ctx->saved_data["adding"].toBool();
-      Tensor sums = adding ? weight.grad() : Tensor();
-      const bool fresh = !sums.defined();
-      if (fresh) sums = at::empty_like(weight);
-      add_product(sums, rows.t(), x.reshape({-1, low.size(1)}), fresh);
-      if (adding) {
-        weight.mutable_grad() = sums;
+      const Tensor x_rows = x.reshape({-1, low.size(1)});
+      if (adding && weight.grad().defined()) {
+        add_product(weight.grad(), rows.t(), x_rows);
       } else {
-        found[1] = sums;
+        const Tensor dweight = product(rows.t(), x_rows, weight.scalar_type());
+        if (adding) {
+          weight.mutable_grad() = dweight;
+        } else {
+          found[1] = dweight;
+        }
       }
     }
     if (ctx->needs_input_grad(0)) {

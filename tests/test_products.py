@@ -204,6 +204,14 @@ def test_without_such_products_or_the_extension_it_is_torchs(monkeypatch, where,
     assert torch.equal(ours.weight.grad, theirs.weight.grad)
 
 
+def test_weights_that_are_not_whole_are_not_copied():
+    """As all are under FSDP."""
+    ours, theirs = layer().bfloat16(), layer().bfloat16()
+    trained(ours)
+    trained(theirs, no_step)
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+
+
 def test_second_derivatives_are_refused():
     module, x = layer(), torch.randn(5, 24, requires_grad=True)
     with products.step(module), torch.autocast("cpu", torch.bfloat16):
