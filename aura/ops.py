@@ -23,6 +23,8 @@ GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GPU_ATTENTION_DTYPES = (torch.bfloat16, torch.float16)
 GPU_WIDTHS = range(8, 129, 8)  # of an attention head
 LOGITS_BYTES = 512 << 20
+# Where cuBLAS multiplies 16 bits by older and slower kernels if rows of logits do not begin on 16 bytes.
+ALIGNED_DEVICES = ("cuda",)
 
 _choice = None  # of CHOICES once use() has been called, "auto" resolved to one of the others
 _fused = None  # the package of our kernels, once loaded
@@ -335,7 +337,12 @@ def loss_rows(vocabulary, device_type):
 
 
 def _plain_losses(hidden, weight, targets, ignore_index):
-    logits = F.linear(hidden, weight)
+    classes, kind = len(weight), hidden.device.type
+    if classes % 8 and kind in ALIGNED_DEVICES and torch.is_autocast_enabled(kind):
+        padded = F.pad(weight.to(torch.get_autocast_dtype(kind)), (0, 0, 0, -classes % 8))
+        logits = F.linear(hidden, padded)[:, :classes]
+    else:
+        logits = F.linear(hidden, weight)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="none")
 

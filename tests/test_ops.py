@@ -426,6 +426,24 @@ def test_torchs_way_in_chunks_is_the_whole(rows):
         torch.testing.assert_close(chunked, whole)
 
 
+@pytest.mark.parametrize("classes", [16, 11])
+def test_rows_of_logits_that_begin_on_16_bytes_are_the_same_logits(monkeypatch, classes):
+    """As under autocast on a GPU: the zeros behind the last class are in no loss and no gradient."""
+    torch.manual_seed(0)
+    leaves = torch.randn(20, 8).requires_grad_(), torch.randn(classes, 8).requires_grad_()
+    targets, widths, found = torch.randint(0, classes, (20,)), [], []
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda hidden, weight: widths.append(len(weight)) or linear(hidden, weight))
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(ops, "ALIGNED_DEVICES", devices)
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = ops.losses_in_chunks(*leaves, targets, -100, 7)
+        found.append((losses, *torch.autograd.grad(losses.sum(), leaves)))
+    for plain, padded in zip(*found, strict=True):
+        assert (padded - plain).norm() < 2**-8 * plain.norm()  # gradients of chunks are rounded to bfloat16
+    assert set(widths[:6]) == {classes} and set(widths[6:]) == {16}
+
+
 @pytest.mark.parametrize("choice", ["auto", "sdpa"])
 def test_the_losses_of_the_rows(choice):
     torch.manual_seed(0)
