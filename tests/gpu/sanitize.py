@@ -5,6 +5,7 @@
 
 In Python because aura.cuda_extension knows what is missing, and builds the kernels before anything watches them. The
 options are those of NVIDIA's Compute Sanitizer manual, section "Command Line Options".
+What racecheck reports of Hopper's keys_kernel is no race: docs/kernels.md, section 15, says why.
 Exit codes: 0 nothing found, 1 something found or a test failed, 2 no card or no compute-sanitizer.
 """
 
