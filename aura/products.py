@@ -81,7 +81,7 @@ class _Copies:
         """(weight, bias or None) of a Linear in dtype; None where it is torch's own."""
         key = device_type, dtype
         if key not in self.made:
-            self.made[key] = self._make(dtype) if device_type in DEVICES and _can_add(*key) else {}
+            self.made[key] = self._make(dtype) if _can_add(*key) else {}
         return self.made[key].get(id(layer))
 
     @torch.no_grad()
@@ -100,7 +100,8 @@ class Linear(nn.Linear):
 
     def forward(self, x):
         kind = x.device.type
-        if _copies is None or torch.compiler.is_compiling() or not torch.is_autocast_enabled(kind):
+        if (_copies is None or kind not in DEVICES or torch.compiler.is_compiling() or
+                not torch.is_autocast_enabled(kind)):
             return super().forward(x)
         copies = _copies.of(self, kind, torch.get_autocast_dtype(kind))
         if copies is None:
