@@ -355,7 +355,7 @@ def main():
         raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
     backend.limit_threads()
     dist = distributed.Session()
-    distributed.take_device(dist, (lambda _: None) if args.gpu or args.gpu_gb else dist.print)
+    dist.device = backend.take_device(dist.local_rank, (lambda _: None) if args.gpu or args.gpu_gb else dist.print)
     place(args)
     state = recall.recorded(args, dist.print)
     if state is not None:

@@ -57,6 +57,14 @@ def unused_card(device):
             "CUDA admite; actualícelo, o instale un torch para ese CUDA (https://pytorch.org/get-started/locally)")
 
 
+def take_device(local_rank, tell):
+    """local_device(); of a card that goes unused, the first process of its machine tells, by `tell`."""
+    device = local_device(local_rank)
+    if local_rank == 0 and (why := unused_card(device)):
+        tell(f"Aviso: se usa el procesador; {why}.")
+    return device
+
+
 def out_of_memory(problem):
     """Spanish for whose memory an exception says is not enough, None where it says no such thing; torch has a type of
     its own for it on a GPU alone."""

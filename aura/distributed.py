@@ -347,7 +347,7 @@ def session(args, before_group=None):
     if not place.grouped:
         if idle := sync.idle_alone(args):
             dist.print(f"Aviso: con un solo proceso, sin efecto: {idle}.")
-        take_device(dist, dist.print)
+        dist.device = backends.take_device(dist.local_rank, dist.print)
         with _shortage_told():
             yield dist
         return
@@ -512,16 +512,9 @@ def _settle(dist, place, peers):
         dist.print_each(f"Aviso: {hidden}, la dirección de esta máquina para las demás, no es la primera de su "
                         "interfaz de red, y gloo usa la primera: si los procesos no consiguen conectarse entre sí, "
                         "quite la otra, o dé como --master-addr (o MASTER_ADDR) una dirección de la red de la primera.")
-    take_device(dist, dist.print_each)
+    dist.device = backends.take_device(dist.local_rank, dist.print_each)
     if not dist.main and 0 in peers and peers[0].get("start"):  # an earlier version does not say
         dist.first = watch(peers[0]["pid"], peers[0]["start"])
-
-
-def take_device(dist, tell):
-    """Set the process's device; of a card that goes unused, the first process of its machine tells, by `tell`."""
-    dist.device = backends.local_device(dist.local_rank)
-    if dist.local_rank == 0 and (why := backends.unused_card(dist.device)):
-        tell(f"Aviso: se usa el procesador; {why}.")
 
 
 def _start_group(dist, place, peers, wanted):

@@ -3,10 +3,9 @@
     python -m aura.generate --checkpoint gpt2_spanish.pth --prompt "En un lugar de la Mancha"
 """
 
+import functools
 import sys
 import time
-
-import torch
 
 from aura import backend, cli, models, output, sampling
 from aura.console import harmless
@@ -48,10 +47,11 @@ def main():
 
 
 def _write(args):
+    warn = functools.partial(print, file=sys.stderr)
     config, weights, tokenizer = output.read_output(args.checkpoint)
     config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
     models.require_pieces(tokenizer, config, f"--checkpoint {args.checkpoint!r}")
-    model = models.build(config).to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    model = models.build(config).to(backend.take_device(0, warn))
     model.load_state_dict(weights)
     if args.early_exit:
         if getattr(model, "halt", None) is None:
@@ -59,8 +59,7 @@ def _write(args):
         model.early_exit = True
     given, seen = len(tokenizer.encode(args.prompt)), model.config.seq_len
     if given > seen:
-        print(f"Aviso: --prompt tiene {given} tokens y el modelo ve {seen}: sigue por los últimos {seen}.",
-              file=sys.stderr)
+        warn(f"Aviso: --prompt tiene {given} tokens y el modelo ve {seen}: sigue por los últimos {seen}.")
     for number in range(args.num_samples):
         started = time.perf_counter()
         text, count = sampling.write(model, tokenizer, args.prompt, args.length, seed=args.seed + number,

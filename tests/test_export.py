@@ -18,7 +18,7 @@ import sentencepiece
 import torch
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import checkpoint, export, generate, output, pretrain, sampling
+from aura import backend, checkpoint, export, generate, output, pretrain, sampling
 from aura import tokenizer as tokenizers
 from aura.distributed import Session
 from aura.errors import UserError
@@ -354,7 +354,11 @@ def test_the_space_before_what_is_written_stays(model, tmp_path, monkeypatch, ca
     monkeypatch.setattr(sampling, "generate", lambda *_, **__: ids)
     path = save(model, ours, tmp_path / "gpt.pth")
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--prompt", prompt])
-    assert generate.main() == 0 and capsys.readouterr().out.startswith(f"{expected}\n--- {len(ids)} tokens, ")
+    monkeypatch.setattr(backend, "unused_card", lambda device: "hay una tarjeta")
+    assert generate.main() == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{expected}\n--- {len(ids)} tokens, ")
+    assert said.err == "Aviso: se usa el procesador; hay una tarjeta.\n"
     pretrain.make_sample(SimpleNamespace(sample_prompt=prompt, sample_length=9, seed=1), Session(), model, ours,
                          SimpleNamespace(sample=lambda step, text: told.append(text)), None)(1)
     assert told == [expected]
