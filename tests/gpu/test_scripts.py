@@ -41,9 +41,10 @@ def words(script, precision, attention):
 
 
 def losses_of(folder):
-    """The training loss of each step that a run in `folder` has noted."""
+    """The training loss of each step that a run in `folder` has noted, in a table of numbers alone."""
     (table,) = (folder / "logs").glob("t*.csv")  # train.csv, training_log.csv
-    return [float(row["loss"]) for row in report.read_table(table) if row["loss"]]
+    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in report.read_table(table)]
+    return [row["loss"] for row in rows if "loss" in row]
 
 
 def assert_learnt(losses, steps=STEPS):
