@@ -92,8 +92,8 @@ def check_arguments(args):
 def gpus_present():
     """(how many GPUs torch sees, why it does not use the one that there is, or "" where it does or there is none).
     Asked in another process, since importing torch takes memory for the whole run."""
-    ask = ("import torch; from aura import backend; seen = torch.cuda.device_count(); "
-           "print(not seen and backend.unused_card(torch.device('cpu')) or '', seen, sep='\\n')")
+    ask = ("import torch; from aura import backend; seen = torch.cuda.is_available() and torch.cuda.device_count(); "
+           "print(not seen and backend.unused_card(torch.device('cpu')) or '', int(seen), sep='\\n')")
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": paths})

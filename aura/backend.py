@@ -66,10 +66,11 @@ def take_device(local_rank, tell):
 
 
 def out_of_memory(problem):
-    """Spanish for whose memory an exception says is not enough, None where it says no such thing; torch has a type of
-    its own for it on a GPU alone."""
+    """Spanish for whose memory an exception says is not enough, None where it says no such thing. torch has a type of
+    its own for tensors on a GPU alone; a context, a kernel or a library that does not fit is any CUDA error."""
     text = str(problem)
-    if isinstance(problem, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in text:
+    on_card = "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    if isinstance(problem, torch.OutOfMemoryError) or isinstance(problem, RuntimeError) and on_card:
         return "la GPU"
     if isinstance(problem, MemoryError) or any(mark in text for mark in CPU_FULL):
         return "la máquina"

@@ -77,7 +77,7 @@ class Clock:
 
     def backward(self, loss, last):
         """loss.backward(). In the last micro-batch of a step all that follows the last gradient is waiting for other
-        ranks, until enter() is called: autograd runs queued callbacks in order, and this one is queued before
+        ranks, until exchanged() is called: autograd runs queued callbacks in order, and this one is queued before
         DistributedDataParallel's own wait. On CUDA, where that wait is in the card's queue, events stand
         before and behind it."""
         if self.exchanges and last:
@@ -85,8 +85,12 @@ class Clock:
 
             loss.register_hook(lambda gradient: Variable._execution_engine.queue_callback(self._computed))
         loss.backward()
+
+    def exchanged(self, last):
+        """What follows backward() is computing again; in the last micro-batch of a step the gradients are exchanged."""
         if self.events and last:
             self.events[1].record(self.stream)
+        self.enter("compute")
 
     def _computed(self):
         if self.events:

@@ -304,7 +304,7 @@ def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
                         batch = loader.next()
                     loss, tokens = loss_fn(model, batch)
                 clock.backward(precision.scaler.scale(loss / policy.micro_tokens), micro == len(seeds))
-            clock.enter("compute")
+            clock.exchanged(micro == len(seeds))
             loss_sum = loss_sum + loss.detach()
             count += tokens
     return loss_sum, count

@@ -36,7 +36,10 @@ def share_out(dist, dataset, data_dir):
     if needy:
         dist.print(f"{placement.told('No tiene', needy, 'los datos')}: se envían {size_of(meta) / 1e6:.1f} MB desde el "
                    "rango 0.")
-        group = c10d.new_group([0, *needy], backend="gloo", timeout=timedelta(seconds=dist.timeout))
+        # Without local synchronisation NCCL would have every other rank split its communicator, for which it waits for
+        # the members, who do not.
+        group = c10d.new_group([0, *needy], backend="gloo", timeout=timedelta(seconds=dist.timeout),
+                               use_local_synchronization=True)
         if dist.rank in needy:
             _transfer(dist, meta, dataset, final, group)
         dist.run_on_main(lambda: _transfer(dist, meta, dataset, final, group))  # the rest wait as long as it takes

@@ -449,7 +449,8 @@ def main():"""))
 def test_who_neither_sends_data_nor_lacks_them_waits_without_a_time_limit(tmp_path, monkeypatch):
     """It is the last of three ranks, of which the second lacks them."""
     meta, done = {"name": "libro", "sha256": "1", "splits": {}}, []
-    monkeypatch.setattr(c10d, "new_group", lambda ranks, **_: done.append(ranks))
+    monkeypatch.setattr(c10d, "new_group", lambda ranks, use_local_synchronization=False, **_: (
+        done.append(ranks) if use_local_synchronization else done.append("splits NCCL's communicator")))
     monkeypatch.setattr(share, "_has_intact", lambda *_: True)
     monkeypatch.setattr(share, "read", lambda folder: Dataset(folder, meta))
     dist = SimpleNamespace(main=False, rank=2, timeout=9.0, print=lambda *_: None,

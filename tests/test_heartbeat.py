@@ -10,8 +10,10 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from aura import clock, heartbeat, processes
 from aura.clock import Clock
@@ -184,6 +186,32 @@ def test_time_spent_evaluating_is_in_no_window(tmp_path, shards, every_step):  #
         time.sleep(0.05)
     clock.lap(1)
     assert clock.windows[-1].seconds < 0.05
+
+
+@pytest.mark.parametrize("on_a_card", [False, True])
+def test_what_follows_backward_until_all_is_exchanged_is_waiting(monkeypatch, on_a_card):
+    """As halving.Halved waits; on a card its events tell, which here are stand-ins that are never behind."""
+    now = [100.0]
+
+    class Event:
+        def record(self, stream):
+            self.at = now[0]
+
+        def elapsed_time(self, other):
+            return 1000 * (other.at - self.at)
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    found = Clock(Session())
+    found.exchanges, found.stream = True, None
+    found.events = (Event(), Event()) if on_a_card else ()
+    found.begin(0, 1)
+    for last in (False, True):
+        found.backward(torch.ones(1, requires_grad=True).sum(), last)
+        now[0] += 3.0
+        found.exchanged(last)
+        now[0] += 20.0
+    found.lap(1)
+    assert found.windows[-1].communication == pytest.approx(3.0) and found.windows[-1].compute == pytest.approx(43.0)
 
 
 def test_a_run_that_a_signal_ends_says_so(tmp_path, shards):  # noqa: F811

@@ -111,6 +111,14 @@ def test_the_launcher_asks_torch_itself(monkeypatch, tmp_path):
     assert launch_distributed.gpus_present() == (0, backend.unused_card(torch.device("cpu")) or "")
 
 
+def test_a_card_whose_driver_torch_is_too_new_for_is_none(monkeypatch, tmp_path):
+    """The driver's own library counts it all the same."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.cuda.device_count = lambda: 8\n"
+                                               "torch.cuda.is_available = lambda: False\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert launch_distributed.gpus_present()[0] == 0
+
+
 def test_dry_run_prints_the_whole_command(main):
     out = main("--dry-run", "--script", "hola mundo.py", "--nodes=3", "--node_rank", 2, "--master-addr", "10.0.0.1",
                "--master-port", free_port(), "--backend", "gloo", "--max-restarts", 4,
