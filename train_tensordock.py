@@ -253,7 +253,7 @@ def show_plan(args, job, card, tokens, counted, progress, note):
     note(f"Plan para {card.name}, preset {args.preset}:")
     presets = ladder(args, job.config)
     for line in plan.lines(job, card, steps=steps, steps_per_epoch=per_epoch, target_hours=args.target_hours,
-                           presets=presets, by_steps=args.max_steps is not None):
+                           presets=presets, by_steps=args.max_steps is not None, begun=progress is not None):
         note(line)
     if progress:  # epochs are counted in steps of today's batch
         done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step
@@ -264,7 +264,7 @@ def show_plan(args, job, card, tokens, counted, progress, note):
         note(f"--gpu {args.gpu!r}: si es {' o '.join(map(repr, names))}, escriba ese nombre y el plan dirá el tiempo.")
     if plan.peak(job) > card.memory:
         raise UserError(f"el modelo no cabe en {card.name} ({card.memory / 1e9:.1f} GB): "
-                        f"{plan.alternatives(job, card.memory, presets)[1]}")
+                        f"{plan.alternatives(job, card.memory, presets, begun=progress is not None)[1]}")
 
 
 def planned_tokens(args):

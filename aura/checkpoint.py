@@ -304,7 +304,10 @@ class Checkpointer:
         if not files:
             collect(state, self.dist)
         elif self.host is None or interrupted:
-            self._write({path: cpu_copy(part) for path, part in files.items()})
+            # Into the buffers of the last save, where there is one: a second copy may be more than the machine holds.
+            again = self.host is not None and self.host.buffers
+            self._write({path: self.host.take(part, (path.parent.name,)) if again else cpu_copy(part)
+                         for path, part in files.items()})
             self.poll()
         else:
             self._write_behind(files)

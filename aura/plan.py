@@ -315,18 +315,19 @@ def imagined_card(name, memory, precision):
     return Card("cuda", name, memory, precision, report.peak_flops(name, precision))
 
 
-def _settings(job, presets):
+def _settings(job, presets, begun=False):
     """Other settings for the job, from near to far: [(Job, flags that name what changed)]."""
     config, total = job.config, job.batch_size * job.grad_accum
-    lighter = optim.NAMES[optim.NAMES.index(job.optimizer):]
+    lighter = [job.optimizer] if begun else optim.NAMES[optim.NAMES.index(job.optimizer):]
     if job.device_type == "cpu":
         lighter = [name for name in lighter if name != "adamw8bit"]
     configs = [(config, "")]
     length = config.seq_len // 2
-    while length >= SHORTEST:
+    while length >= SHORTEST and not begun:
         configs.append((replace(config, seq_len=length), f" --seq_length {length}"))
         length //= 2
-    configs += [(smaller, f" {flags}") for flags, smaller in presets if smaller.parameters() < config.parameters()]
+    if not begun:
+        configs += [(smaller, f" {flags}") for flags, smaller in presets if smaller.parameters() < config.parameters()]
     batches = [size for size in range(min(job.batch_size, LARGEST_BATCH), 0, -1) if total % size == 0]
     runs = [(job.grad_checkpointing, job.batch_size)]
     if not job.grad_checkpointing:
@@ -345,20 +346,23 @@ def _settings(job, presets):
                               grad_accum=total // size), flags.strip()
 
 
-def alternatives(job, available, presets=()):
+def alternatives(job, available, presets=(), begun=False):
     """(the nearest Job that fits into `available` bytes or None, one Spanish line with the flags that lead to it).
 
     Tried in this order, each step keeping the ones before: checkpointing; smaller batches with as many sequences a
     step; a lighter optimiser; half, a quarter... of the length; a smaller preset. presets: (flags that lead to it,
-    config), large to small. The job itself when it fits.
+    config), large to small. begun: the model and the optimiser are a checkpoint's and stay. The job itself when it
+    fits.
     """
-    for other, flags in _settings(job, presets):
+    for other, flags in _settings(job, presets, begun):
         if peak(other) <= available:
             if not flags:
                 return other, "cabe tal como está"
             return other, f"cabe con {flags} ({peak(other) / 1e9:.1f} GB)"
-    return None, (f"nada de lo que se puede cambiar (lote, optimizador, longitud, preset) cabe en "
-                  f"{available / 1e9:.1f} GB: hace falta un dispositivo con más memoria")
+    could = "a una ejecución empezada (lote, gradient checkpointing)" if begun else (
+        "(lote, optimizador, longitud, preset)")
+    return None, (f"nada de lo que se puede cambiar {could} cabe en {available / 1e9:.1f} GB: hace falta un "
+                  "dispositivo con más memoria")
 
 
 def hardware_flops_per_token(job):
@@ -444,9 +448,9 @@ def _computing_less(job, card, tokens):
     return f"Sin gradient checkpointing pediría {peak(lighter[0][0]) / 1e9:.2f} GB: no cabe"
 
 
-def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), by_steps=False):
+def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), by_steps=False, begun=False):
     """The plan as Spanish console lines: memory by part against that of the card, tokens, FLOPs, hours, verdict.
-    presets: as alternatives() takes them. by_steps: as verdict() takes it."""
+    presets, begun: as alternatives() takes them. by_steps: as verdict() takes it."""
     config = job.config
     phase, parts = worst_phase(job)
     total = sum(parts.values())
@@ -463,7 +467,7 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
         f"  {'total':<{width}} {total / 1e9:8.2f} GB de {card.memory / 1e9:.2f} GB "
         f"({100 * total / card.memory:.0f} %): {'cabe' if fits else 'NO CABE'}"]
     if not fits:
-        shown.append("  " + alternatives(job, card.memory, presets)[1])
+        shown.append("  " + alternatives(job, card.memory, presets, begun)[1])
     tokens = steps * job.tokens_per_step
     model, hardware = config.flops_per_token(), hardware_flops_per_token(job)
     shown.append(f"Tokens: {job.tokens_per_step} por paso x {counted(steps, 'paso')} = {tokens} "
@@ -472,8 +476,8 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
         f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing calcula dos veces parte de cada bloque)"
         if hardware > model else ""))
     if card.flops is None:
-        shown.append("Tiempo: no se conoce la potencia de este dispositivo; unos pasos de prueba (--max_steps 20) lo "
-                     "dirán")
+        shown.append(f"Tiempo: no se conoce la potencia de este dispositivo en {job.precision}; unos pasos de prueba "
+                     "(--max_steps 20) lo dirán")
     else:
         mfu = 100 * UTILISATION * model / hardware
         needed = hours(job, tokens, card.flops)

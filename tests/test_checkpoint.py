@@ -446,6 +446,11 @@ def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_pa
     keeper.save(2, {"w": weights, "list": [weights[:2], "x"]})
     assert keeper.named().endswith("ckpt-00000002.pt")
     assert torch.all(checkpoint.read(keeper.last)["w"] == 2)
+    monkeypatch.setattr(checkpoint, "cpu_copy", lambda value: pytest.fail("a second copy") if torch.is_tensor(value)
+                        or isinstance(value, dict) else value)
+    weights.fill_(3)
+    keeper.save(3, {"w": weights, "list": [weights[:2], "x"]}, interrupted=True)
+    assert torch.all(checkpoint.read(keeper.last)["w"] == 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")

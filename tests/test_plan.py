@@ -204,6 +204,10 @@ def test_ways_out_come_from_near_to_far():
     assert not any("enorme" in flags for _, flags in plan._settings(wanted, presets))
     none, line = plan.alternatives(wanted, 1e9, presets)
     assert none is None and "1.0 GB" in line
+    single, line = plan.alternatives(wanted, fits(**smallest), presets, begun=True)
+    assert single.batch_size == 1 and "--optimizer" not in line
+    none, line = plan.alternatives(wanted, fits(**smallest) - 1, presets, begun=True)
+    assert none is None and "una ejecución empezada" in line
 
 
 def test_every_batch_of_a_way_out_keeps_the_sequences_of_a_step():
