@@ -318,15 +318,14 @@ def imagined_card(name, memory, precision):
 def _settings(job, presets, begun=False):
     """Other settings for the job, from near to far: [(Job, flags that name what changed)]."""
     config, total = job.config, job.batch_size * job.grad_accum
-    lighter = [job.optimizer] if begun else optim.NAMES[optim.NAMES.index(job.optimizer):]
-    if job.device_type == "cpu":
-        lighter = [name for name in lighter if name != "adamw8bit"]
-    configs = [(config, "")]
-    length = config.seq_len // 2
-    while length >= SHORTEST and not begun:
-        configs.append((replace(config, seq_len=length), f" --seq_length {length}"))
-        length //= 2
+    lighter, configs = [job.optimizer], [(config, "")]
     if not begun:
+        lighter = [name for name in optim.NAMES[optim.NAMES.index(job.optimizer):]
+                   if name != "adamw8bit" or job.device_type != "cpu"]
+        length = config.seq_len // 2
+        while length >= SHORTEST:
+            configs.append((replace(config, seq_len=length), f" --seq_length {length}"))
+            length //= 2
         configs += [(smaller, f" {flags}") for flags, smaller in presets if smaller.parameters() < config.parameters()]
     batches = [size for size in range(min(job.batch_size, LARGEST_BATCH), 0, -1) if total % size == 0]
     runs = [(job.grad_checkpointing, job.batch_size)]
