@@ -49,6 +49,7 @@ OPS_SOURCES = (
     "csrc/ops_loss.cpp",
     "csrc/ops_norms.cpp",
     "csrc/ops_rotary.cpp",
+    "csrc/ops_total_norm.cpp",
 )
 KERNELS_SOURCE = "csrc/cpu/kernels.cpp"
 MODULE = "aura._C"

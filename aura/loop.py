@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from aura import backend, console, products, sharding
+from aura import backend, console, ops, products, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
@@ -176,7 +176,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
             loss, count = _accumulate(model, loss_fn, loader, policy, precision, seeds, clock)
             precision.scaler.unscale_(optimizer)
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
+            norm = ops.total_norm(gradients)
             with clock.phase("communication"):
                 norm = sharding.whole(norm)
             loss, share = sync.weigh(loss, count, request, clock)

@@ -258,6 +258,18 @@ def add_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0, like_x=Fals
     return y.to(x.dtype) if like_x else y, new
 
 
+def post_layer_norm(x, residual, weight, bias, eps=1e-5, dropout=0.0):
+    """One step of a post-norm model (Vaswani et al. 2017, section 3.1): y = layer_norm(residual + dropout(x)).
+
+    x, residual: [..., C]; weight, bias: [C]. Returns y twice, in the dtype of the residual, for the next step, and in
+    that of x, for the products before it: one tensor where both are the same.
+    """
+    if x.dtype != residual.dtype and _takes_norm("add_layer_norm", x, weight, residual):
+        return _fused.norms.post_layer_norm(x, residual, weight, bias, eps, dropout, _seed(dropout))
+    y = add_layer_norm(x, residual, weight, bias, eps, dropout)[0]
+    return y, y.to(x.dtype)
+
+
 def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, like_x=False):
     """add_layer_norm with rms_norm: returns (rms_norm(new), new) with new = residual + dropout(x)."""
     if _takes_norm("add_rms_norm", x, weight, residual):
@@ -352,6 +364,19 @@ def losses_in_chunks(hidden, weight, targets, ignore_index, rows):
     parts = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat([checkpoint(_plain_losses, part, weight, wanted, ignore_index, use_reentrant=False)
                       for part, wanted in parts])
+
+
+def total_norm(tensors):
+    """Euclidean norm of all tensors (a list, as of gradients) together: a scalar on their device."""
+    if tensors and _takes("total_norm", tensors[0], sum(map(torch.numel, tensors)), on_gpu=(torch.float32,)) \
+            and tensors[0].is_cuda and all(map(_plain, tensors)):
+        return _fused.gradients.total_norm(tensors)
+    return torch.nn.utils.get_total_norm(tensors)
+
+
+def _plain(tensor):
+    """Whether it is float32 as a whole and without gaps: not one that fully_shard has cut."""
+    return type(tensor) is torch.Tensor and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
 def multiplies_bfloat16():

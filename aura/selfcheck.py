@@ -5,6 +5,13 @@ import torch
 from aura import backend, cli, extension, ops
 from aura.errors import UserError
 
+
+def post_layer_norm(x, *wide):
+    """ops.post_layer_norm() of an x of 16 bits beside float32, as autocast makes them; both outputs in one tensor."""
+    wide = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in wide)
+    return torch.cat([y.to(x.dtype) for y in ops.post_layer_norm(x, *wide)])
+
+
 ANGLES = torch.linspace(0, 40, 800).view(40, 20)
 TURNS = ANGLES.cos(), ANGLES.sin()
 # name, function of a tuple of inputs, their shapes. Every input but integer ones is differentiated.
@@ -18,6 +25,7 @@ CASES = [
     ("layer_norm", ops.layer_norm, [(33, 200), (200,), (200,)]),
     ("rms_norm", ops.rms_norm, [(33, 200), (200,)]),
     ("add_layer_norm", lambda *inputs: torch.cat(ops.add_layer_norm(*inputs)), [(33, 200), (33, 200), (200,), (200,)]),
+    ("post_layer_norm", post_layer_norm, [(33, 200), (33, 200), (200,), (200,)]),
     ("add_rms_norm", lambda *inputs: torch.cat(ops.add_rms_norm(*inputs)), [(33, 200), (33, 200), (200,)]),
     ("gelu_tanh", ops.gelu_tanh, [(33, 200)]),
     ("swiglu", ops.swiglu, [(33, 200)]),

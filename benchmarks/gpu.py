@@ -179,7 +179,7 @@ def learn(rows):
           f"({path})")
 
 
-SECTIONS = ("norms", "activations", "rotary", "loss", "attention", "documents", "step")
+SECTIONS = ("norms", "activations", "rotary", "loss", "attention", "documents", "gradients", "step")
 
 
 def head_widths(text):

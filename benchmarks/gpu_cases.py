@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from aura import ops, speeds  # noqa: E402
+from aura.models import bert  # noqa: E402
 
 SEED, EPS = 1234, 1e-5
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -230,6 +231,24 @@ def documents_case(length, width, dtype, device, tokens=ATTENTION_TOKENS):
                 in_parts(sdpa(True, allowed), length), "matmul", {FORWARD: flop, BACKWARD: 2.5 * flop})
 
 
+def gradients_case(config, device):
+    """The norm of all gradients of a BERT, by which they are clipped."""
+    with torch.device("meta"):
+        shapes = [parameter.shape for parameter in bert.QuestionAnswering(config).parameters()]
+    gradients = [drawn(*shape, dtype=torch.float32, device=device, seed=i) for i, shape in enumerate(shapes)]
+
+    @torch.no_grad()
+    def run(*gradients):
+        return ops.total_norm(list(gradients))
+
+    @torch.no_grad()
+    def plain(*gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+
+    return Case("total_norm", "float32", (len(shapes), sum(x.numel() for x in gradients)), gradients,
+                [ours(run), Contestant("torch", plain)], plain, "copy", {FORWARD: sum(x.nbytes for x in gradients)})
+
+
 def cases(args):
     """(section, a function that makes the case), in the order they are measured."""
     for name in args.dtype:
@@ -249,3 +268,4 @@ def cases(args):
                 for length in args.seq_len:
                     yield "attention", functools.partial(attention_case, length, width, causal, dtype, "cuda")
             yield "documents", functools.partial(documents_case, 2048, width, dtype, "cuda")
+    yield "gradients", functools.partial(gradients_case, bert.PRESETS["base"], "cuda")

@@ -74,7 +74,9 @@ class Contestant:
                 with autocast(dtype, batch.device.type):
                     loss = self.loss(self.model if run is None else run, part) / micro_batches
                 loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        parameters = list(self.model.parameters())
+        norm = ops.total_norm([p.grad for p in parameters if p.grad is not None])
+        nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
         self.optimizer.step()
         return norm
 

@@ -32,13 +32,15 @@ struct NormForward {
   const void* residual;  // null: y is the norm of x; then x is of the residual's type
   void* new_residual;    // residual + dropout(x)
   void *y, *rstd;
-  void* mean;  // layer normalisation only
+  void* y_like_x;  // y once more, in the type of x; null: not wanted
+  void* mean;      // layer normalisation only
   Dropout dropout;
 };
 
 struct NormBackward {
   int64_t columns;
   const void *dy, *weight, *rstd;
+  const void* dy_like_x;       // what y_like_x brings, to be added to dy; null: nothing
   const void* mean;            // layer normalisation only
   const void* x;               // what was normalised: x or new_residual, of the residual's type
   const void* d_new_residual;  // null: zeros

@@ -154,6 +154,37 @@ struct AddLayerNorm : Function<AddLayerNorm> {
   }
 };
 
+struct PostLayerNorm : Function<PostLayerNorm> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                               const OptionalTensor& bias, double eps, double dropout, const OptionalTensor& seed) {
+    static const auto op = find("aura::post_layer_norm");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [y, y_like_x, sum, mean, rstd] =
+        call<Tensor, Tensor, Tensor, Tensor, Tensor>(op, x, residual, weight, bias, eps, dropout, seed);
+    keep_sum(ctx, x, dropout, {sum, weight, mean, rstd, seed.value_or(Tensor())}, {sum, mean, rstd});
+    ctx->saved_data["has_bias"] = bias.has_value();
+    return {y, y_like_x, sum, mean, rstd};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    static const auto of_both = find("aura::post_layer_norm_backward"), of_one = find("aura::add_layer_norm_backward");
+    const variable_list saved = kept(ctx);
+    const Tensor &dy = gradients[0], &dy_like_x = gradients[1], &sum = saved[0];
+    if (!dy.defined() && !dy_like_x.defined()) return variable_list(7);
+    const auto x_dtype = ctx->saved_data["x_dtype"].toScalarType();
+    const double dropout = ctx->saved_data["dropout"].toDouble();
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    const OptionalTensor seed = optional(saved[4]);
+    auto [dx, dresidual, dweight, dbias] =
+        dy.defined() && dy_like_x.defined()
+            ? call<Tensor, Tensor, Tensor, Tensor>(of_both, dy, dy_like_x, sum, saved[1], saved[2], saved[3], has_bias,
+                                                   x_dtype, dropout, seed)
+            : call<Tensor, Tensor, Tensor, Tensor>(of_one, dy.defined() ? dy : dy_like_x, OptionalTensor(), sum,
+                                                   saved[1], saved[2], saved[3], has_bias, x_dtype, dropout, seed);
+    return {dx, dresidual, dweight, has_bias ? dbias : Tensor(), {}, {}, {}};
+  }
+};
+
 struct AddRmsNorm : Function<AddRmsNorm> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual, const Tensor& weight,
                                double eps, double dropout, const OptionalTensor& seed, bool like_x) {
@@ -324,6 +355,7 @@ TORCH_LIBRARY_IMPL(aura, Autograd, m) {
   m.impl("layer_norm", &apply<LayerNorm, 3, In, In, MaybeIn, double>);
   m.impl("rms_norm", &apply<RmsNorm, 2, In, In, double>);
   m.impl("add_layer_norm", &apply<AddLayerNorm, 4, In, In, In, MaybeIn, double, double, MaybeIn, bool>);
+  m.impl("post_layer_norm", &apply<PostLayerNorm, 5, In, In, In, MaybeIn, double, double, MaybeIn>);
   m.impl("add_rms_norm", &apply<AddRmsNorm, 3, In, In, In, double, double, MaybeIn, bool>);
   m.impl("attention", &apply<Attention, 2, In, In, In, bool, double, double, MaybeIn, MaybeIn, MaybeIn>);
   m.impl("attention_packed", &apply<AttentionPacked, 2, In, bool, double, double, MaybeIn, MaybeIn, MaybeIn>);

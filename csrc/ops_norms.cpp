@@ -2,6 +2,7 @@
 // among threads, or handed to the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -14,7 +15,7 @@
 
 // x, residual, y: [..., C]; weight, bias: [C]; mean, rstd: [rows], float32 (float64 for float64). y is of the dtype of
 // the residual or, with like_x, of x. In the backwards dx is empty where it would equal dresidual, as no two outputs
-// may share their memory; so is dbias where there is no bias.
+// may share their memory; so is dbias where there is no bias. post_layer_norm is for an x narrower than the residual.
 TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)");
   m.def(
@@ -28,6 +29,13 @@ TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def(
       "add_layer_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor mean, "
       "Tensor rstd, bool has_bias, ScalarType x_dtype, float dropout, Tensor? seed) "
+      "-> (Tensor dx, Tensor dresidual, Tensor dweight, Tensor dbias)");
+  m.def(
+      "post_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor? bias, float eps, float dropout, Tensor? seed) "
+      "-> (Tensor y, Tensor y_like_x, Tensor sum, Tensor mean, Tensor rstd)");
+  m.def(
+      "post_layer_norm_backward(Tensor dy, Tensor dy_like_x, Tensor sum, Tensor weight, Tensor mean, Tensor rstd, "
+      "bool has_bias, ScalarType x_dtype, float dropout, Tensor? seed) "
       "-> (Tensor dx, Tensor dresidual, Tensor dweight, Tensor dbias)");
   m.def(
       "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float dropout, Tensor? seed, "
@@ -86,13 +94,16 @@ const void* data(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nu
 
 Tensor contiguous(const OptionalTensor& t) { return t.has_value() ? t->contiguous() : Tensor(); }
 
+// Whether y comes in the dtype of the residual, in that of x, or in both.
+enum class Y { kLikeResidual, kLikeX, kBoth };
+
 struct Outputs {
-  Tensor y, new_residual, mean, rstd;
+  Tensor y, y_like_x, new_residual, mean, rstd;
 };
 
 Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalTensor& residual_given,
                 const Tensor& weight_given, const OptionalTensor& bias_given, double eps, double dropout,
-                const OptionalTensor& seed, bool like_x) {
+                const OptionalTensor& seed, Y wanted) {
   const int64_t columns = columns_of(op, x_given, weight_given);
   const Tensor x = x_given.contiguous(), residual = contiguous(residual_given);
   const Tensor weight = weight_given.contiguous(), bias = contiguous(bias_given);
@@ -106,8 +117,10 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
 
   const int64_t rows = x.numel() / columns;
   Outputs out;
-  const bool narrow = like_x && x.scalar_type() != stream.scalar_type();
+  const bool differ = x.scalar_type() != stream.scalar_type(), narrow = wanted == Y::kLikeX && differ;
+  TORCH_CHECK(wanted != Y::kBoth || differ, op, ": x must be of 16 bits and residual float32");
   out.y = at::empty(x.sizes(), (narrow && gpu ? x : stream).options());
+  if (wanted == Y::kBoth && gpu) out.y_like_x = at::empty(x.sizes(), x.options());
   if (residual.defined()) out.new_residual = at::empty(x.sizes(), stream.options());
   if (!rms) out.mean = at::empty({rows}, statistics(x));
   out.rstd = at::empty({rows}, statistics(x));
@@ -121,6 +134,7 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   job.residual = data(residual);
   if (residual.defined()) job.new_residual = out.new_residual.mutable_data_ptr();
   job.y = out.y.mutable_data_ptr();
+  if (out.y_like_x.defined()) job.y_like_x = out.y_like_x.mutable_data_ptr();
   job.rstd = out.rstd.mutable_data_ptr();
   if (!rms) job.mean = out.mean.mutable_data_ptr();
   job.dropout = dropout_of(dropout, seed);
@@ -133,6 +147,7 @@ Outputs forward(const char* op, bool rms, const Tensor& x_given, const OptionalT
   const auto run = (rms ? table.rms_norm : table.layer_norm)[static_cast<int>(types)];
   at::parallel_for(0, rows, grain(columns), [&](int64_t begin, int64_t end) { run(job, begin, end); });
   if (narrow) out.y = out.y.to(x.scalar_type());
+  if (wanted == Y::kBoth) out.y_like_x = out.y.to(x.scalar_type());
   return out;
 }
 
@@ -148,17 +163,22 @@ struct Gradients {
   Tensor dx, dresidual, dweight, dbias;
 };
 
-Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor& past_given, const Saved& saved,
-                   at::ScalarType x_dtype, double dropout, const OptionalTensor& seed) {
+Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor& dy_like_x_given,
+                   const OptionalTensor& past_given, const Saved& saved, at::ScalarType x_dtype, double dropout,
+                   const OptionalTensor& seed) {
   const int64_t columns = columns_of(op, saved.x, saved.weight);
   const Tensor x = saved.x.contiguous(), weight = saved.weight.contiguous(), rstd = saved.rstd.contiguous();
   const cuda::Kernels* gpu = gpu_kernels(x, op);
   const bool narrow = dy_given.scalar_type() == x_dtype && x_dtype != x.scalar_type();
-  const Tensor dy = (narrow && !gpu ? dy_given.to(x.scalar_type()) : dy_given).contiguous();
+  const Tensor dy_like_x = contiguous(dy_like_x_given);
+  Tensor dy = (narrow && !gpu ? dy_given.to(x.scalar_type()) : dy_given).contiguous();
   const Tensor past = contiguous(past_given), mean = contiguous(saved.mean);
   const int64_t rows = x.numel() / columns;
   TORCH_CHECK(dy.sizes() == x.sizes() && (narrow || dy.scalar_type() == x.scalar_type()), op,
               ": the gradient must have shape and dtype of the output");
+  TORCH_CHECK(!dy_like_x.defined() || (dy.scalar_type() != x_dtype && dy_like_x.sizes() == x.sizes() &&
+                                       dy_like_x.scalar_type() == x_dtype),
+              op, ": the gradient of y_like_x must have its shape and dtype");
   TORCH_CHECK(!past.defined() || (past.sizes() == x.sizes() && past.scalar_type() == x.scalar_type()), op,
               ": the gradient of new_residual must have its shape and dtype");
   for (const Tensor& t : {rstd, mean}) {
@@ -166,11 +186,13 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
                 ": mean and rstd must be as the forward gave them");
   }
   const NormTypes types = types_of(op, gpu, x_dtype, x.scalar_type(), weight.scalar_type());
-  for (const Tensor& t : {weight, dy, past, rstd, mean}) same_device(op, x, t);
+  for (const Tensor& t : {weight, dy, dy_like_x, past, rstd, mean}) same_device(op, x, t);
+  if (dy_like_x.defined() && !gpu) dy = at::add(dy, dy_like_x);
 
   NormBackward job{};
   job.columns = columns;
   job.dy = data(dy);
+  if (gpu) job.dy_like_x = data(dy_like_x);
   job.weight = data(weight);
   job.rstd = data(rstd);
   job.mean = data(mean);
@@ -221,32 +243,33 @@ Gradients backward(const char* op, const Tensor& dy_given, const OptionalTensor&
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                               double eps) {
-  const Outputs out = forward("layer_norm", false, x, {}, weight, bias, eps, 0.0, {}, false);
+  const Outputs out = forward("layer_norm", false, x, {}, weight, bias, eps, 0.0, {}, Y::kLikeResidual);
   return {out.y, out.mean, out.rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight,
                                                        const Tensor& mean, const Tensor& rstd, bool has_bias) {
-  const Gradients out = backward("layer_norm_backward", dy, {}, {x, weight, mean, rstd, has_bias}, x.scalar_type(), 0.0,
-                                 {});
+  const Gradients out = backward("layer_norm_backward", dy, {}, {}, {x, weight, mean, rstd, has_bias}, x.scalar_type(),
+                                 0.0, {});
   return {out.dresidual, out.dweight, out.dbias};
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  const Outputs out = forward("rms_norm", true, x, {}, weight, {}, eps, 0.0, {}, false);
+  const Outputs out = forward("rms_norm", true, x, {}, weight, {}, eps, 0.0, {}, Y::kLikeResidual);
   return {out.y, out.rstd};
 }
 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight,
                                              const Tensor& rstd) {
-  const Gradients out = backward("rms_norm_backward", dy, {}, {x, weight, {}, rstd, false}, x.scalar_type(), 0.0, {});
+  const Gradients out = backward("rms_norm_backward", dy, {}, {}, {x, weight, {}, rstd, false}, x.scalar_type(), 0.0, {});
   return {out.dresidual, out.dweight};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                                           const OptionalTensor& bias, double eps, double dropout,
                                                           const OptionalTensor& seed, bool like_x) {
-  const Outputs out = forward("add_layer_norm", false, x, residual, weight, bias, eps, dropout, seed, like_x);
+  const Outputs out = forward("add_layer_norm", false, x, residual, weight, bias, eps, dropout, seed,
+                              like_x ? Y::kLikeX : Y::kLikeResidual);
   return {out.y, out.new_residual, out.mean, out.rstd};
 }
 
@@ -254,14 +277,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward(
     const Tensor& dy, const OptionalTensor& d_new_residual, const Tensor& new_residual, const Tensor& weight,
     const Tensor& mean, const Tensor& rstd, bool has_bias, at::ScalarType x_dtype, double dropout,
     const OptionalTensor& seed) {
-  const Gradients out = backward("add_layer_norm_backward", dy, d_new_residual,
+  const Gradients out = backward("add_layer_norm_backward", dy, {}, d_new_residual,
                                  {new_residual, weight, mean, rstd, has_bias}, x_dtype, dropout, seed);
+  return {out.dx, out.dresidual, out.dweight, out.dbias};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> post_layer_norm(const Tensor& x, const Tensor& residual,
+                                                                   const Tensor& weight, const OptionalTensor& bias,
+                                                                   double eps, double dropout,
+                                                                   const OptionalTensor& seed) {
+  const Outputs out = forward("post_layer_norm", false, x, residual, weight, bias, eps, dropout, seed, Y::kBoth);
+  return {out.y, out.y_like_x, out.new_residual, out.mean, out.rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> post_layer_norm_backward(
+    const Tensor& dy, const Tensor& dy_like_x, const Tensor& sum, const Tensor& weight, const Tensor& mean,
+    const Tensor& rstd, bool has_bias, at::ScalarType x_dtype, double dropout, const OptionalTensor& seed) {
+  const Gradients out = backward("post_layer_norm_backward", dy, dy_like_x, {}, {sum, weight, mean, rstd, has_bias},
+                                 x_dtype, dropout, seed);
   return {out.dx, out.dresidual, out.dweight, out.dbias};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                                 double eps, double dropout, const OptionalTensor& seed, bool like_x) {
-  const Outputs out = forward("add_rms_norm", true, x, residual, weight, {}, eps, dropout, seed, like_x);
+  const Outputs out = forward("add_rms_norm", true, x, residual, weight, {}, eps, dropout, seed,
+                              like_x ? Y::kLikeX : Y::kLikeResidual);
   return {out.y, out.new_residual, out.rstd};
 }
 
@@ -269,7 +309,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const
                                                          const Tensor& new_residual, const Tensor& weight,
                                                          const Tensor& rstd, at::ScalarType x_dtype, double dropout,
                                                          const OptionalTensor& seed) {
-  const Gradients out = backward("add_rms_norm_backward", dy, d_new_residual,
+  const Gradients out = backward("add_rms_norm_backward", dy, {}, d_new_residual,
                                  {new_residual, weight, {}, rstd, false}, x_dtype, dropout, seed);
   return {out.dx, out.dresidual, out.dweight};
 }
@@ -283,6 +323,8 @@ static void implement(torch::Library& m) {
   m.impl("rms_norm_backward", &rms_norm_backward);
   m.impl("add_layer_norm", &add_layer_norm);
   m.impl("add_layer_norm_backward", &add_layer_norm_backward);
+  m.impl("post_layer_norm", &post_layer_norm);
+  m.impl("post_layer_norm_backward", &post_layer_norm_backward);
   m.impl("add_rms_norm", &add_rms_norm);
   m.impl("add_rms_norm_backward", &add_rms_norm_backward);
 }

@@ -120,24 +120,24 @@ def test_dropout_acts_in_training_alone_and_follows_the_seed():
 
 
 def test_every_branch_and_every_attention_has_its_dropout(monkeypatch):
-    seen = {"add_layer_norm": [], "attention_packed": []}
-    add, attend = ops.add_layer_norm, ops.attention_packed
+    seen = {"post_layer_norm": [], "attention_packed": []}
+    add, attend = ops.post_layer_norm, ops.attention_packed
 
     def adding(x, residual, weight, bias, eps, dropout):
-        seen["add_layer_norm"].append(dropout)
+        seen["post_layer_norm"].append(dropout)
         return add(x, residual, weight, bias, eps, dropout)
 
     def attending(qkv, dropout, **options):
         seen["attention_packed"].append(dropout)
         return attend(qkv, dropout=dropout, **options)
 
-    monkeypatch.setattr(ops, "add_layer_norm", adding)
+    monkeypatch.setattr(ops, "post_layer_norm", adding)
     monkeypatch.setattr(ops, "attention_packed", attending)
     module = bert.QuestionAnswering(dataclasses.replace(TINY, dropout=0.25, attention_dropout=0.125)).init_weights(1)
     tokens, types, lengths, _, _ = batch()
     for training, rates in ((True, (0.25, 0.125)), (False, (0.0, 0.0))):
         module.train(training)(tokens, types, lengths)
-        assert seen == {"add_layer_norm": [rates[0]] * 4, "attention_packed": [rates[1]] * 2}
+        assert seen == {"post_layer_norm": [rates[0]] * 4, "attention_packed": [rates[1]] * 2}
         for calls in seen.values():
             calls.clear()
 

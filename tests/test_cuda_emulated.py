@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aura import cuda_extension, extension
-from tests import test_activation, test_attention, test_loss, test_norms, test_products, test_rotary
+from tests import test_activation, test_attention, test_loss, test_norms, test_products, test_rotary, test_total_norm
 
 HERE = extension.ROOT / "tests" / "cuda_on_cpu"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{extension.CSRC}", "-Wno-unknown-pragmas",
@@ -78,6 +78,15 @@ def test_norms_of_every_type(kind, dtypes):
                 test_norms.compare(norms, kind, operands, keep=keep, dropout=0.3, seed=torch.tensor(11), like_x=like_x)
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16, HALF], ids=str)
+def test_a_norm_in_both_dtypes(dtype):
+    from aura.fused import norms
+
+    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 264), (2, 776), (3, 512), (1, 8200), (1, 16388), (1, 8201)):
+        test_norms.check_post_norm(norms, rows, columns, dtype)
+    test_norms.check_post_norm(norms, 6, 40, dtype, dropout=0.3, seed=torch.tensor(11), eps=0.5)
+
+
 def test_wide_and_unaligned_rows():
     from aura.fused import norms
 
@@ -122,6 +131,13 @@ def test_a_large_mean_costs_no_digits():
 
 def test_sums_of_columns():
     test_products.check_column_sums(dtypes=DTYPES)
+
+
+# ---- Gradients ------------------------------------------------------------------------------------------------------
+
+
+def test_the_norm_of_many_tensors():
+    test_total_norm.check_total_norm()
 
 
 # ---- Attention ------------------------------------------------------------------------------------------------------

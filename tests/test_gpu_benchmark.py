@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aura import ops, speeds
+from aura.models import bert
 
 
 def on_the_cpu(case):
@@ -29,6 +30,8 @@ def cases(gpu_cases):
     for causal in (True, False):
         yield gpu_cases.attention_case(32, 64, causal, bfloat16, "cpu", tokens=64)
     yield gpu_cases.documents_case(32, 64, bfloat16, "cpu", tokens=64)
+    yield gpu_cases.gradients_case(bert.BertConfig(vocab_size=64, seq_len=8, n_layer=1, n_head=1, n_embd=8, n_ff=16),
+                                   "cpu")
 
 
 def test_every_case_is_checked_timed_and_told(gpu, gpu_cases, gpu_measure):
@@ -44,7 +47,7 @@ def test_every_case_is_checked_timed_and_told(gpu, gpu_cases, gpu_measure):
             assert all(row["ratio"] > 0 and row["share_of_ceiling"] > 0 for row in found)
             rows += found
     table = gpu.markdown({"rows": rows})
-    assert len(table.splitlines()) == 2 + 2 * 10 + 1 and "attention, bfloat16, documents" in table
+    assert len(table.splitlines()) == 2 + 2 * 10 + 1 + 1 and "attention, bfloat16, documents" in table
 
 
 @pytest.mark.parametrize("scores", [1, 2 * 32**2, 2**26])
@@ -292,7 +295,10 @@ def test_what_is_learnt_has_the_names_by_which_the_operations_ask(gpu, gpu_cases
         for direction in case.work:
             samples = {contestant.name: [1.0 if contestant.name == "ours" else 2.0] for contestant in case.contestants}
             rows += gpu_measure.rows_of(case, direction, samples, None, {"copy": 1e9, "matmul": 1e9})
-        if case.op != "cross_entropy":  # its case has the logits, and not what they are computed from
+        if case.op == "total_norm":
+            with case.contestants[0].context():
+                case.contestants[0].run(*case.inputs)
+        elif case.op != "cross_entropy":  # its case has the logits, and not what they are computed from
             case.contestants = case.contestants[:1]
             gpu_measure.calls(case, gpu_cases.BACKWARD)
     hidden, weight = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(41, 16, dtype=torch.bfloat16)

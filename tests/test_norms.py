@@ -94,6 +94,22 @@ def compare(norms, kind, operands, eps=1e-5, keep=1.0, **options):
         assert gradient.dtype == operand.dtype
 
 
+def check_post_norm(norms, rows, columns, dtype, device="cpu", same=torch.equal, **options):
+    """post_layer_norm against add_layer_norm, whose output is rounded here, for gradients of both outputs and of each
+    alone. same(a, b): whether two gradients agree."""
+    operands = [x.detach().to(device).requires_grad_()
+                for x in drawn("add_layer_norm", rows, columns, (dtype, FLOAT, FLOAT))]
+    y, like_x = norms.post_layer_norm(*operands, **options)
+    plain, _ = norms.add_layer_norm(*operands, **options)
+    assert torch.equal(y, plain) and like_x.dtype == dtype and torch.equal(like_x, plain.to(dtype))
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(y.shape, generator=generator).to(output) for output in (y, like_x)]
+    for outputs, given in (([y, like_x], upstream), ([y], upstream[:1]), ([like_x], upstream[1:])):
+        got = torch.autograd.grad(outputs, operands, given, retain_graph=True)
+        wanted = torch.autograd.grad(plain, operands, sum(gradient.float() for gradient in given), retain_graph=True)
+        assert all(map(same, got, wanted)) and [x.dtype for x in got] == [x.dtype for x in operands]
+
+
 # ---- Values and gradients --------------------------------------------------------------------------------------------
 
 
@@ -115,6 +131,13 @@ def test_a_norm_of_the_dtype_of_the_branch(norms, kind):
             compare(norms, kind, drawn(kind, 5, columns, dtypes), like_x=True)
     wide, narrow = (called(norms, kind, drawn(kind, 5, 40, DTYPES[3]), like_x=like_x) for like_x in (False, True))
     assert torch.equal(wide[0].bfloat16(), narrow[0]) and torch.equal(wide[1], narrow[1])
+
+
+def test_a_norm_in_both_dtypes(norms):
+    for columns in (1, 40, 1000):
+        for rows in (0, 1, 70):
+            check_post_norm(norms, rows, columns, BFLOAT16)
+    check_post_norm(norms, 5, 40, BFLOAT16, dropout=0.3, seed=torch.tensor(11), eps=0.5)
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "add_layer_norm"])
@@ -279,6 +302,8 @@ def test_opcheck(norms):
         for like_x in (False, True):
             library.opcheck(ops.add_layer_norm, (x, residual, weight, bias, 1e-5, 0.3, seed, like_x))
     library.opcheck(ops.add_layer_norm, (x, residual, weight, None, 1e-5, 0.0, None))
+    library.opcheck(ops.post_layer_norm, (x, residual, weight, bias, 1e-5, 0.3, seed))
+    library.opcheck(ops.post_layer_norm, (x, residual, weight, None, 1e-5, 0.0, None))
     library.opcheck(ops.add_rms_norm, (*drawn("add_rms_norm", 3, 12), 1e-5, 0.0, None))
     library.opcheck(ops.layer_norm, (*drawn("layer_norm", 3, 12), 1e-5))
     library.opcheck(ops.rms_norm, (*drawn("rms_norm", 3, 12), 1e-5))
@@ -294,6 +319,7 @@ def test_opcheck_of_the_backwards(norms):
     for x_dtype, dropout, seed in ((FLOAT, 0.0, None), (BFLOAT16, 0.0, None), (FLOAT, 0.3, torch.tensor(1))):
         check(ops.add_layer_norm_backward, (dy, past, x, weight, mean, rstd, True, x_dtype, dropout, seed))
         check(ops.add_rms_norm_backward, (dy, None, x, weight, rstd, x_dtype, dropout, seed))
+    check(ops.post_layer_norm_backward, (dy, dy.bfloat16(), x, weight, mean, rstd, False, BFLOAT16, 0.0, None))
 
 
 def test_compiled(norms):
@@ -336,6 +362,12 @@ def test_autocast_changes_nothing(norms):
     (lambda n: n.add_rms_norm(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3), dropout=0.1), "needs a seed"),
     (lambda n: n.add_rms_norm(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3), dropout=1.0, seed=torch.tensor(1)),
      "dropout 1 is not"),
+    (lambda n: n.post_layer_norm(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3)), "x must be of 16 bits"),
+    (lambda n: n.post_layer_norm(torch.ones(2, 3).bfloat16(), torch.ones(2, 3).double(), torch.ones(3).double()),
+     "no kernel for x"),
+    (lambda n: torch.ops.aura.post_layer_norm_backward(
+        torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3), torch.ones(3), torch.ones(2), torch.ones(2), True,
+        BFLOAT16, 0.0, None), "the gradient of y_like_x"),
 ])
 def test_errors(norms, case, message):
     with pytest.raises(RuntimeError, match=message):

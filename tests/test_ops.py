@@ -49,6 +49,7 @@ CASES = {
     "rms_norm": (ops.rms_norm, ((2, 5, WIDTH), (WIDTH,))),
     "rms_norm eps": (partial(ops.rms_norm, eps=0.5), ((5, WIDTH), (WIDTH,))),
     "add_layer_norm": (lambda *x: torch.cat(ops.add_layer_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))),
+    "post_layer_norm": (selfcheck.post_layer_norm, ((5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))),
     "add_rms_norm": (lambda *x: torch.cat(ops.add_rms_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,))),
     "gelu_tanh": (ops.gelu_tanh, ((3, 5, WIDTH),)),
     "swiglu": (ops.swiglu, ((3, 5, WIDTH),)),

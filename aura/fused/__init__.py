@@ -1,5 +1,5 @@
 """Our kernels as torch operators, one module a family. Import it after extension.load(), which registers them."""
 
-from aura.fused import activation, attention, loss, norms, rotary
+from aura.fused import activation, attention, gradients, loss, norms, rotary
 
-__all__ = ["activation", "attention", "loss", "norms", "rotary"]
+__all__ = ["activation", "attention", "gradients", "loss", "norms", "rotary"]

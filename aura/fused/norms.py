@@ -39,6 +39,12 @@ def add_layer_norm(x, residual, weight, bias=None, eps=1e-5, dropout=0.0, seed=N
     return _ops.add_layer_norm(x, residual, weight, bias, eps, dropout, seed, like_x)[:2]
 
 
+def post_layer_norm(x, residual, weight, bias=None, eps=1e-5, dropout=0.0, seed=None):
+    """y = layer_norm(residual + dropout(x)), for an x of 16 bits with float32 for the rest. Returns y twice, each
+    [..., C]: in float32, and in the dtype of x for products. One pass adds up the gradients of both."""
+    return _ops.post_layer_norm(x, residual, weight, bias, eps, dropout, seed)[:2]
+
+
 def add_rms_norm(x, residual, weight, eps=1e-6, dropout=0.0, seed=None, like_x=False):
     """new_residual = residual + dropout(x); y = rms_norm(new_residual). Returns (y, new_residual), each [..., C]."""
     return _ops.add_rms_norm(x, residual, weight, eps, dropout, seed, like_x)[:2]
@@ -70,6 +76,11 @@ def _(x, residual, weight, bias, eps, dropout, seed, like_x=False):
     return _like(x if like_x else residual), _like(residual), _statistic(x), _statistic(x)
 
 
+@register_fake("aura::post_layer_norm")
+def _(x, residual, weight, bias, eps, dropout, seed):
+    return _like(residual), _like(x), _like(residual), _statistic(x), _statistic(x)
+
+
 @register_fake("aura::add_rms_norm")
 def _(x, residual, weight, eps, dropout, seed, like_x=False):
     return _like(x if like_x else residual), _like(residual), _statistic(x)
@@ -99,6 +110,12 @@ def _(dy, x, weight, rstd):
 def _(dy, d_new_residual, new_residual, weight, mean, rstd, has_bias, x_dtype, dropout, seed):
     dbias = weight.new_empty(len(weight) if has_bias else 0)
     return _fake_dx(new_residual, x_dtype, dropout), _like(new_residual), _like(weight), dbias
+
+
+@register_fake("aura::post_layer_norm_backward")
+def _(dy, dy_like_x, total, weight, mean, rstd, has_bias, x_dtype, dropout, seed):
+    dbias = weight.new_empty(len(weight) if has_bias else 0)
+    return _like(total, x_dtype), _like(total), _like(weight), dbias
 
 
 @register_fake("aura::add_rms_norm_backward")

@@ -69,8 +69,8 @@ class LayerNorm(nn.Module):
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, branch, x, dropout):
-        """norm(x + dropout(branch))."""
-        return ops.add_layer_norm(branch, x, self.weight, self.bias, self.eps, dropout)[0]
+        """norm(x + dropout(branch)), in the dtype of x and, for the branch after it, in that of the branch."""
+        return ops.post_layer_norm(branch, x, self.weight, self.bias, self.eps, dropout)
 
 
 class Attention(nn.Module):
@@ -102,7 +102,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x = norm(x + attention(x)), then x = norm(x + mlp(x))."""
+    """x = norm(x + attention(x)), then x = norm(x + mlp(x)). Takes and returns x and its copy for the branches."""
 
     def __init__(self, config):
         super().__init__()
@@ -112,10 +112,10 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.norm_2 = LayerNorm(config.n_embd, config.norm_eps)
 
-    def forward(self, x, lengths):
+    def forward(self, x, copy, lengths):
         dropout = self.dropout if self.training else 0.0
-        x = self.norm_1.add(self.attention(x, lengths), x, dropout)
-        return self.norm_2.add(self.mlp(x), x, dropout)
+        x, copy = self.norm_1.add(self.attention(copy, lengths), x, dropout)
+        return self.norm_2.add(self.mlp(copy), x, dropout)
 
 
 class Bert(nn.Module):
@@ -137,12 +137,12 @@ class Bert(nn.Module):
 
     def forward(self, tokens, types, lengths):
         positions = self.positions.weight[:tokens.shape[1]]
-        x = self.drop(self.norm(self.tokens(tokens) + positions + self.types(types)))
+        x = copy = self.drop(self.norm(self.tokens(tokens) + positions + self.types(types)))
         for layer in self.layers:
             if self.training:
-                x = blocks.train(self.run, self.grad_checkpointing, layer, x, lengths)
+                x, copy = blocks.train(self.run, self.grad_checkpointing, layer, x, copy, lengths)
             else:
-                x = layer(x, lengths)
+                x, copy = layer(x, copy, lengths)
         return x
 
 

@@ -13,6 +13,7 @@
 #include "cuda/loss.h"
 #include "cuda/norms.h"
 #include "cuda/rotary.h"
+#include "cuda/total_norm.h"
 
 namespace aura {
 namespace cuda {
@@ -27,12 +28,13 @@ struct Kernels {
   RotaryKernels rotary;
   LossKernels loss;
   ColumnKernels columns;
+  TotalNormKernels total_norm;
 };
 
 // The table of the kernels that the caller is linked with: the GPU's, or emulated ones.
 inline Kernels all_kernels(void* (*stream)(int device), bool emulated) {
-  return {stream,           emulated, norm_kernels(), attention_kernels(), activation_kernels(),
-          rotary_kernels(), loss_kernels(), column_kernels()};
+  return {stream,           emulated,       norm_kernels(),   attention_kernels(), activation_kernels(),
+          rotary_kernels(), loss_kernels(), column_kernels(), total_norm_kernels()};
 }
 
 }  // namespace cuda

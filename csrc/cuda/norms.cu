@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <type_traits>
 
 #include "cuda/launch.cuh"
 #include "cuda/partials.cuh"
@@ -38,6 +39,7 @@ struct Types {
   using R = R_;
   using W = W_;
   using Y = Y_;
+  static constexpr bool kTwice = !std::is_same_v<X, R> && std::is_same_v<Y, R>;  // y and dy may be there like x too
 };
 
 // ---- Pieces of the kernels. threadIdx.x counts the threads of a row, threadIdx.y the rows of a block. --------------
@@ -82,6 +84,18 @@ __device__ __forceinline__ void normalise(const NormForward& a, int64_t at, int6
     for (int i = 0; i < kCount; ++i) y[i] += bias[i];
   }
   store(a.y, at, to_vector<typename T::Y>(y));
+  if constexpr (T::kTwice) {
+    if (a.y_like_x) store(a.y_like_x, at, to_vector<typename T::X>(y));
+  }
+}
+
+// dy and what came for y_like_x.
+template <typename X, typename Y, int kCount>
+__device__ __forceinline__ Vector<Y, kCount> together(const Vector<Y, kCount>& dy, const Vector<X, kCount>& like_x) {
+  float sum[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = dy[i] + like_x[i];
+  return to_vector<Y>(sum);
 }
 
 template <typename R, int kCount>
@@ -339,6 +353,16 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (first + v * kStep<kCount> < columns) past[v] = load<R, kCount>(past_row, v * kStep<kCount>);
       }
     }
+    if constexpr (T::kTwice) {
+      if (a.dy_like_x) {
+        const void* const like_x_row = place<X>(a.dy_like_x, start);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (first + v * kStep<kCount> >= columns) continue;
+          dy[v] = together(dy[v], load<X, kCount>(like_x_row, v * kStep<kCount>));
+        }
+      }
+    }
     const float rstd = static_cast<const float*>(a.rstd)[row];
     const float shift = a.mean ? -static_cast<const float*>(a.mean)[row] * rstd : 0.0f;
     // At the end the row itself once more, which is on its way: if all took the last row of all, they would queue at
@@ -347,6 +371,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_row<R>(a.x, next, columns);
     prefetch_row<Y>(a.dy, next, columns);
     if (a.d_new_residual) prefetch_row<R>(a.d_new_residual, next, columns);
+    if (T::kTwice && a.dy_like_x) prefetch_row<X>(a.dy_like_x, next, columns);
     float sums[2] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -427,11 +452,19 @@ __global__ void __launch_bounds__(kThreads) forward_wide(const NormForward a, in
 }
 
 template <typename T, int kCount>
+__device__ __forceinline__ Vector<typename T::Y, kCount> load_dy(const NormBackward& a, int64_t at) {
+  const Vector<typename T::Y, kCount> dy = load<typename T::Y, kCount>(a.dy, at);
+  if constexpr (T::kTwice) {
+    if (a.dy_like_x) return together(dy, load<typename T::X, kCount>(a.dy_like_x, at));
+  }
+  return dy;
+}
+
+template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, int64_t rows, float scale,
                                                           float part, float* partials) {
   using R = typename T::R;
   using W = typename T::W;
-  using Y = typename T::Y;
   const int64_t block = begin_early();
   let_next_begin();  // add_partials
   RowReduce<> across(shared_memory());
@@ -454,7 +487,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
           for (int i = 0; i < kCount; ++i) dbias[i] = bias_so_far[i];
         }
       }
-      const Vector<Y, kCount> dy = load<Y, kCount>(a.dy, start + column);
+      const Vector<typename T::Y, kCount> dy = load_dy<T, kCount>(a, start + column);
       accumulate(load<R, kCount>(a.x, start + column), dy, load<W, kCount>(a.weight, column, InOrder{}), rstd, shift,
                  sums, dweight);
       accumulate(dy, dbias);
@@ -467,7 +500,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(const NormBackward a, 
       Vector<R, kCount> past;
       if (a.d_new_residual) past = load<R, kCount>(a.d_new_residual, start + column);
       gradient<T>(a, of_row, scale, row, column, load<R, kCount>(a.x, start + column),
-                  load<Y, kCount>(a.dy, start + column), load<W, kCount>(a.weight, column, InOrder{}), past,
+                  load_dy<T, kCount>(a, start + column), load<W, kCount>(a.weight, column, InOrder{}), past,
                   a.dresidual, a.dx, start + column);
     }
   }
@@ -546,7 +579,7 @@ auto forward_rows_of(bool whole) {
 template <typename T>
 const char* forward_as(const NormForward& a, int64_t rows, bool rms, void* stream) {
   constexpr int kCount = 16 / kBytes<typename T::R>;
-  const int count = access(a.columns, kCount, {a.x, a.residual, a.new_residual, a.y, a.weight, a.bias});
+  const int count = access(a.columns, kCount, {a.x, a.residual, a.new_residual, a.y, a.y_like_x, a.weight, a.bias});
   const int elements = elements_of(a.columns, count);
   const dim3 block = forward_block(a.columns, elements);
   const bool whole = int64_t{block.x} * elements == a.columns;
@@ -566,7 +599,7 @@ template <typename T>
 const char* backward_as(const NormBackward& a, int64_t rows, int64_t blocks, float* sums, void* stream) {
   constexpr int kCount = 16 / kBytes<typename T::R>;
   const int count =
-      access(a.columns, kCount, {a.dy, a.weight, a.x, a.d_new_residual, a.dresidual, a.dx, sums});
+      access(a.columns, kCount, {a.dy, a.dy_like_x, a.weight, a.x, a.d_new_residual, a.dresidual, a.dx, sums});
   const int elements = elements_of(a.columns, count);
   auto kernel = count == 1 ? backward_wide<T, 1> : backward_wide<T, kCount>;
   if (elements == 8) kernel = backward_rows<T, kCount, 8 / kCount>;

@@ -79,6 +79,21 @@ def test_norms_against_the_formula(kind, dtypes):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_norm_in_both_dtypes(dtype):
+    """Gradients of one output alone come from another kernel, whose products may be contracted otherwise."""
+    from aura.fused import norms
+
+    def same(got, wanted):
+        torch.testing.assert_close(got, wanted)
+        return True
+
+    for columns in (1, 7, 65, 768, 1000, 1024, 4096, 8200, 16392):
+        for rows in (0, 1, 37, 300):
+            test_norms.check_post_norm(norms, rows, columns, dtype, "cuda", same)
+    test_norms.check_post_norm(norms, 300, 768, dtype, "cuda", same, dropout=0.3, seed=torch.tensor(11))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("width", [8, 32, 40, 64, 80, 96, 120, 128])
 def test_attention_against_the_formula(instructions, width, causal, dtype):
@@ -180,6 +195,7 @@ def test_opcheck():
     for name, arguments in (("layer_norm", (x, weight, bias, 1e-5)), ("rms_norm", (x, weight, 1e-5)),
                             ("add_layer_norm", (x, residual, weight, bias, 1e-5, 0.2, seed)),
                             ("add_rms_norm", (x, residual, weight, 1e-5, 0.0, None)),
+                            ("post_layer_norm", (x.bfloat16(), residual, weight, bias, 1e-5, 0.2, seed)),
                             ("attention", (*qkv(2, 9, 2, 64), True, 0.1, 0.2, seed, lengths, None))):
         library.opcheck(getattr(torch.ops.aura, name).default, arguments)
     packed, cosine, sine = (t.cuda() for t in test_rotary.example((2, 5, 2, 12)))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests import test_products
+from aura import ops
+from tests import test_products, test_total_norm
 from tests.gpu import NEEDS_CARD
 
 pytestmark = NEEDS_CARD
@@ -18,3 +19,17 @@ def test_sums_are_exact_but_for_float32(adding, bias, dtype):
 
 def test_sums_of_columns(kernels):
     test_products.check_column_sums("cuda")
+
+
+def test_the_norm_of_many_tensors(kernels):
+    test_total_norm.check_total_norm("cuda")
+
+
+def test_gradients_go_to_the_kernel(kernels, monkeypatch):
+    from aura.fused import gradients
+
+    some, seen, norm = [torch.ones(3, device="cuda"), torch.ones((), device="cuda")], [], gradients.total_norm
+    monkeypatch.setattr(gradients, "total_norm", lambda tensors: seen.append(tensors) or norm(tensors))
+    for choice, expected in (("sdpa", []), ("fused", [some])):
+        with ops.using(choice, "cuda"):
+            assert ops.total_norm(some).item() == 2 and seen == expected
