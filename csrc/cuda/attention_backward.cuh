@@ -38,7 +38,7 @@ __device__ __forceinline__ int rows_of(const Problem& problem, const Place& plac
 }
 
 // Sets the weights of a warp's keys (from `key` on) to 0 for those queries (from `query` on) that do not see them.
-// Scores of -inf would not do: a query whose LSE is NaN would spoil keys that it does not see.
+// Scores of -inf would not do: a query whose LSE is NaN would spoil dv of keys that it does not see.
 template <int kQueries, int kTall = 1>
 __device__ __forceinline__ void clear_unseen(const Problem& problem, int key, int query,
                                              float (*weights)[kQueries / 8][4]) {

@@ -2,10 +2,11 @@
 // its dropout before them; the formulas are those of csrc/cpu/norms.inl.
 //
 // All of this is bound by memory, so a row crosses the bus once: its threads load it with 16-byte accesses and keep it
-// in registers, packed as it was. That allows statistics in two passes, which lose no digits where the mean is large
-// (sum(x^2) - n mean^2 would). Where one warp holds a row, blocks have several rows and need no barrier; a longer row
-// has a block to itself, except in backward, whose blocks have as many rows as they have threads for. Rows in registers
-// and one partial sum of dweight per block are ideas of NVIDIA's Apex (fast layer norm) and of llm.c.
+// in registers, packed as it was. That allows statistics in two passes: where the mean is large, they lose no more than
+// its own rounding takes (sum(x^2) - n mean^2 would). Where one warp holds a row, blocks have several rows and need no
+// barrier; a longer row has a block to itself, except in backward, whose blocks have as many rows as they have threads
+// for. Rows in registers and one partial sum of dweight per block are ideas of NVIDIA's Apex (fast layer norm) and of
+// llm.c.
 //
 // Sums are the same in every run on a card: the order of additions depends only on rows, columns, element types, on
 // whether tensors begin at multiples of 16 bytes and on the number of multiprocessors, and nothing is atomic.
