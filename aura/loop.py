@@ -214,6 +214,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
             reporter.count(count * dist.world_size, time.perf_counter() - started)
 
             metrics = {"lr": lr, "grad_norm": norm, "stall_s": stalled, **_measured(progress, loader, dist.device)}
+            found = {}
             if evaluated:
                 progress.owed = {**metrics, "total_seconds": spent + time.perf_counter() - begun}
                 with clock.phase("evaluate"), run.as_delivered():
@@ -229,7 +230,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
             if sampled and not stop:
                 with clock.phase("evaluate"), run.as_delivered():
                     sample(progress.step)
-            if saved or stop or gave_up:
+            if (saved or stop or gave_up) and _worth_keeping(run, found, policy, reporter):
                 if saved and not faulty:
                     _win_back_rate(progress, reporter)
                 progress.seconds = spent + time.perf_counter() - begun
@@ -248,6 +249,21 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
                 stop = 0  # it came too late
     clock.end(stop)
     return stop
+
+
+def _worth_keeping(run, found, policy, reporter):
+    """Whether the weights, and what an evaluation has just found of them, are finite: a checkpoint of others would be
+    taken before the good ones, after a fault and by the next start. To be called on all ranks. Raises TrainingFault
+    where no step is left that could lead to better weights."""
+    wrong = [f"{name} vale {value:g}" for name, value in found.items() if not math.isfinite(value)]
+    if not _finite(run):
+        wrong = ["los pesos no son finitos"]
+    if wrong and run.progress.step == policy.max_steps:
+        raise agreed(TrainingFault, f"tras el último paso, {wrong[0]} y no hay nada que entregar; pruebe con un --lr "
+                                    "menor, --precision bf16 o fp32, o revise los datos")
+    if wrong:
+        reporter.event(run.progress.step, f"{wrong[0]}: no se guarda este punto de control")
+    return not wrong
 
 
 def _save(run, policy, checkpointer, reporter, clock, interrupted=False):
@@ -347,8 +363,10 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     learnt = known.step > progress.recovered + 1
     progress.faults, progress.recovered = progress.faults + 1, progress.step
     times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
+    elsewhere = ", o siga desde otro punto de control, o de cero, con --resume"
     fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
-                                  f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos")
+                                  f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos"
+                                  f"{elsewhere * (not learnt and checkpointer.has_any())}")
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
         if skips and _finite(run):
             return fault
@@ -359,7 +377,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     progress.lr_scale *= 0.5
     came_from = "se vuelve allí a los pesos acordados"
     if not sync.weights:
-        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None)
+        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None, learnt)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"multiplicada por {progress.lr_scale:g}")
     return None
@@ -391,10 +409,11 @@ def _too_late_to_begin_anew(run, policy, checkpointer):
         and _finite(run)
 
 
-def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
+def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end, learnt):
     """Go back to the weights of the last checkpoint or, where there is none, to fresh ones; returns which in Spanish.
-    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None."""
-    state = checkpointer.reload(sharding.own_part(run.module, run.optimizer))
+    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None.
+    learnt: whether a good step was made since weights were last restored. If not, it may be those that are bad."""
+    state = checkpointer.reload(sharding.own_part(run.module, run.optimizer), older=not learnt)
     if state is not None:
         run.load_weights(state)
         came_from = f"se restauran los pesos de {checkpointer.last}"

@@ -168,9 +168,13 @@ def make_sample(args, dist, module, tokenizer, reporter, precision):
     """A function that shows a generated text on rank 0, to be called on all."""
 
     def write(step):
-        text, _ = sampling.write(module, tokenizer, args.sample_prompt, args.sample_length, seed=args.seed,
-                                 temperature=0.8, top_k=50)
-        reporter.sample(step, text)
+        try:
+            text, _ = sampling.write(module, tokenizer, args.sample_prompt, args.sample_length, seed=args.seed,
+                                     temperature=0.8, top_k=50)
+        except UserError as problem:  # what has diverged is for --nan-policy to act on
+            reporter.event(step, f"sin muestra: {problem}")
+        else:
+            reporter.sample(step, text)
 
     def sample(step):
         if not args.sample_length:

@@ -2,14 +2,19 @@
 
 import torch
 
+from aura.errors import UserError
+
 
 @torch.no_grad()
 def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
     """One token id from logits [vocab_size].
 
     temperature 0 takes the likeliest. top_k > 0 keeps that many (Fan et al. 2018); top_p < 1 keeps the smallest set
-    whose probability reaches it (Holtzman et al. 2020).
+    whose probability reaches it (Holtzman et al. 2020). Raises UserError where there is no likeliest.
     """
+    if not logits.max().isfinite():  # which is NaN where any is
+        raise UserError("no se puede elegir ningún token: el modelo da valores que no son números finitos, porque el "
+                        "entrenamiento divergió; use un punto de control anterior")
     if temperature == 0:
         return int(logits.argmax())
     logits = logits.double().cpu()

@@ -201,6 +201,11 @@ def test_choices():
     assert sampling.choose(logits, generator, temperature=0) == 1
     assert {sampling.choose(100 * logits, generator, temperature=1e-300) for _ in range(9)} == {1}
     assert {sampling.choose(logits, generator, top_k=2) for _ in range(60)} == {1, 2}
+    assert {sampling.choose(torch.tensor([-torch.inf, 0.0]), generator) for _ in range(9)} == {1}
+    for bad in (torch.nan, torch.inf):
+        for temperature in (0, 1):
+            with pytest.raises(UserError, match="no son números finitos"):
+                sampling.choose(torch.tensor([0.0, bad, 1.0]), generator, temperature=temperature)
     for top_p in (0.1, 1e-300):
         assert {sampling.choose(logits, generator, top_p=top_p) for _ in range(60)} == {1}
     assert {sampling.choose(logits, generator) for _ in range(300)} >= {0, 1, 2}

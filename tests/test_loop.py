@@ -423,6 +423,72 @@ def test_weights_that_are_no_numbers_are_not_saved_when_a_run_gives_up(tmp_path,
         run.go()
 
 
+def spoil_weights(run, steps):
+    """Leave weights that are no numbers behind in the steps of these 0-based numbers."""
+    def spoil(*_):
+        if run.begun[-1] in steps:
+            next(run.model.parameters()).data[0, 0] = math.nan
+
+    run.optimizer.register_step_post_hook(spoil)
+
+
+def test_weights_that_are_no_numbers_are_no_checkpoint_and_no_result(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards)
+    spoil_weights(run, {7})
+    run.go()
+    log = (tmp_path / "a" / "events.log").read_text()
+    assert "paso 8: los pesos no son finitos: no se guarda este punto de control" in log
+    assert "paso 9" in log and "se restauran los pesos de " in log and run.result[0].step == STEPS
+    assert {path.name for path in (tmp_path / "a").glob("ckpt-*")} == {"ckpt-00000004.pt", "ckpt-00000012.pt"}
+    assert all(weight.isfinite().all() for weight in run.model.parameters())
+
+    last = Run(folder(tmp_path, "b"), shards)
+    spoil_weights(last, {STEPS - 1})
+    with pytest.raises(TrainingFault, match=r"tras el último paso, los pesos.*--lr menor.*ckpt-00000008\.pt"):
+        last.go()
+    again = Run(tmp_path / "b", shards).go(resume=True)  # from the last good one
+    assert again.result[0].step == STEPS and same_weights(again, Run(folder(tmp_path, "c"), shards).go())
+
+
+@pytest.mark.parametrize("found", [math.nan, math.inf])
+def test_what_an_evaluation_finds_to_be_no_number_is_no_checkpoint_and_no_result(tmp_path, shards, found):
+    values = iter((1.0, found, 2.0))
+
+    def evaluate(request):
+        return {"val_loss": next(values)}
+
+    Run(folder(tmp_path, "a"), shards, eval_interval=4).go(evaluate=evaluate)
+    assert {path.name for path in (tmp_path / "a").glob("ckpt-*")} == {"ckpt-00000004.pt", "ckpt-00000012.pt"}
+    assert f"paso 8: val_loss vale {found:g}: no se guarda" in (tmp_path / "a" / "events.log").read_text()
+    with pytest.raises(TrainingFault, match=f"tras el último paso, val_loss vale {found:g}"):
+        Run(folder(tmp_path, "b"), shards).go(evaluate=lambda request: {"val_loss": found})
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_checkpoint_whose_weights_give_no_number_is_left_for_the_one_before(tmp_path, shards, older):
+    made = Run(folder(tmp_path, "a"), shards, max_steps=8).go()
+    if not older:
+        (tmp_path / "a" / "ckpt-00000004.pt").unlink()
+    bad = [weight.detach().clone() for weight in made.model.parameters()]
+    run = Run(tmp_path / "a", shards, checkpoint_freq=0)
+    loss = run.loss
+
+    def lost(model, batch):
+        found, count = loss(model, batch)
+        return (found * math.nan if all(map(torch.equal, model.parameters(), bad)) else found), count
+
+    run.loss = lost
+    log = tmp_path / "a" / "events.log"
+    if older:
+        run.go(resume=True)
+        assert run.result[0].step == STEPS and run.result[0].faults == 0
+        assert "paso 10" in log.read_text() and log.read_text().count("ckpt-00000004.pt") == 1
+    else:
+        with pytest.raises(TrainingFault, match=r"paso 11.*3\.ª vez.*otro punto de control, o de cero, con --resume"):
+            run.go(resume=True)
+    assert log.read_text().count("ckpt-00000008.pt") == 2 - older
+
+
 def test_nans_far_apart_are_skipped_to_the_end(tmp_path, shards):
     far = {loop.GOOD_STEPS * time + time for time in range(1, 5)}
     run = Run(folder(tmp_path, "a"), shards, spoil=far, accum=1, nan_policy="skip", max_steps=max(far) + 1,
