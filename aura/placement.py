@@ -51,6 +51,9 @@ def find(args, env=None):
     if not {"rank", "world_size"} & found.keys():
         if getattr(args, "distributed", False) or flags:
             where = {name: found[name] for name in ("master_addr", "master_port") if name in found}
+            if not _leads_here(where.get("master_addr", "127.0.0.1")):
+                raise UserError(f"--master-addr (o MASTER_ADDR) {where['master_addr'][:80]!r} no es de esta máquina, "
+                                "así que los procesos son varios: faltan --rank (o RANK) y --world-size (o WORLD_SIZE)")
             alone = _checked({"rank": 0, "world_size": 1, **where}, "un solo proceso")
             return alone if "master_port" in where else replace(alone, master_port=0)
         return Placement(0, 0, 1, "127.0.0.1", 0, "un solo proceso", grouped=False)
@@ -63,6 +66,15 @@ def _from_environment(env):
         return _from_slurm(env), "SLURM"
     found = {name: env[variable] for name, variable in VARIABLES.items() if env.get(variable)}
     return found, "torchrun" if "TORCHELASTIC_RUN_ID" in env else "variables de entorno"
+
+
+def _leads_here(address):
+    with socket.socket() as probe:
+        try:
+            probe.bind((socket.getaddrinfo(address, None, socket.AF_INET)[0][4][0], 0))
+        except (OSError, UnicodeError):
+            return address.strip("[]") == "::1"
+    return True
 
 
 def _require_srun(env):

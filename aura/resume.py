@@ -14,7 +14,7 @@ from aura.files import explain
 # Arguments that a resumed run may change, and that change how it learns. What is asked for now holds; it is said aloud,
 # for whoever has just forgotten to repeat an option.
 RECIPE = ("batch_size", "grad_accum", "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta2", "grad_clip",
-          "dropout", "ema", "precision")
+          "dropout", "ema", "precision", "epochs", "max_steps", "sync")
 ANOTHER = "indique otro con --resume, o --resume none para empezar de cero"
 PARTS = "model", "optimizer", "scaler", "loader", "progress", "dataset"  # of a checkpoint, each of them a dict
 
@@ -77,8 +77,9 @@ def _say_resumed(args, dist, run, state, path, same_data):
                    "se usa para todo lo demás que es aleatorio.")
     dist.print(f"Se reanuda en el paso {progress.step} desde {path}.")
     now = vars(args)
-    changed = [f"--{name.replace('_', '-')} {now[name]} (antes {before[name]})" for name in RECIPE
-               if name in before and name in now and before[name] != now[name]]
+    shown = {name: ["sin indicar" if values[name] is None else values[name] for values in (now, before)]
+             for name in RECIPE if name in before and name in now and before[name] != now[name]}
+    changed = [f"--{name.replace('_', '-')} {is_now} (antes {was})" for name, (is_now, was) in shown.items()]
     if changed:
         dist.print(f"Se usan los valores indicados ahora, distintos de los de antes: {', '.join(changed)}.")
     if progress.lr_scale != 1:

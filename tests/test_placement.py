@@ -112,6 +112,20 @@ def test_a_lone_process_needs_no_port_but_a_good_one():
     assert placement.address_towards("192.168..10", 29500) is None
 
 
+@pytest.mark.parametrize("given, env", [({"distributed": True}, True), ({}, False)])
+def test_who_names_another_machine_is_not_alone(given, env):
+    """Or it would wait for that machine, which knows nothing of it."""
+    for address in ("127.0.0.1", "localhost", "::1"):
+        assert placement.find(args(master_addr=address), {}).world_size == 1
+    for address in ("192.0.2.7", "pc-de-ana.invalid", "ñ" * 300):
+        with pytest.raises(UserError, match=r"no es de esta máquina, .* faltan --rank \(o RANK\) y --world-size"):
+            if env:
+                placement.find(SimpleNamespace(**{**vars(args()), **given}), {"MASTER_ADDR": address})
+            else:
+                placement.find(args(master_addr=address), {})
+    assert not placement.find(args(), {"MASTER_ADDR": "192.0.2.7"}).grouped  # nobody has asked for others
+
+
 @pytest.mark.parametrize("address, boots, apart", [
     ("172.17.0.2", "ab", True), ("172.17.0.2", "aa", False), ("127.0.0.1", "ab", False),
     ("172.17.0.2", ["a", ""], False)])

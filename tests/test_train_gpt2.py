@@ -70,7 +70,8 @@ def test_the_preset_decides_beta2_and_what_is_given_wins_also_when_resuming(book
         code, output = train(tmp_path, "--dataset-name", book, "--max-steps", step, *options, AURA_INJECT_NAN="0:1")
         assert code == 0, output
         assert ("sigue siendo el de --seed 1234," in output) == bool(options)
-        assert (f"ahora, distintos de los de antes: {new}.\n" in output) == bool(new), output
+        told = f"ahora, distintos de los de antes: {new}, --max-steps {step} (antes {step - 1 - (step == 4)}).\n"
+        assert (told in output) == bool(new), output
         assert ("sigue siendo la prevista multiplicada por 0.5," in output) == (step == 4), output
         saved = weights(tmp_path / "checkpoints" / f"ckpt-{step:08d}.pt")
         assert [tuple(group["betas"]) for group in saved["optimizer"]["param_groups"]] == [(0.9, beta2)] * 2
@@ -352,6 +353,14 @@ def test_nan_on_one_rank_is_noticed_by_all(book, tmp_path, policy, code):
         assert torch.isfinite(weights(tmp_path / "gpt2_spanish.pth")["wte.weight"]).all()
     else:
         assert "paso 5" in outputs[0][1] and "ckpt-00000003.pt" in outputs[0][1]
+
+
+def test_a_run_that_diverges_hands_nothing_over(book, tmp_path):
+    code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 1, "--lr", "1e20", "--warmup-ratio", 0,
+                         "--sample-length", 5)
+    assert code == 3 and "Traceback" not in output, output
+    assert "sin muestra: no se puede elegir ningún token" in output and "--lr menor" in output
+    assert not (tmp_path / "gpt2_spanish.pth").exists()
 
 
 @pytest.mark.parametrize("options, pieces", [
