@@ -384,6 +384,7 @@ def main():
     start.check_places(args, dist, description=DESCRIPTION)
     if not args.prepare:
         start.require_means(args, dist)
+        start.require_room(args, config, dist)
         optim.require(args.optimizer, dist.device)
     start.tune_allocator(dist.device, args.grad_checkpointing)
     data = data or pretrain.load_data(args, dist, config)

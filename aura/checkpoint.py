@@ -551,13 +551,7 @@ class Checkpointer:
 
     def require_room(self, size):
         """Raise UserError when rank 0's disk cannot hold one more checkpoint of `size` bytes."""
-        self.dist.run_on_main(lambda: self._require_room(size))
-
-    def _require_room(self, size):
-        free = shutil.disk_usage(self.directory).free
-        if free < size:
-            raise UserError(f"en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
-                            f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
+        self.dist.run_on_main(lambda: require_room(self.directory, size))
 
     def say_if_room_is_short(self, size, steps, last, own=0):
         """Tell when rank 0's disk has no room for what saves of `size` bytes come to: those that stay, and the last one
@@ -617,6 +611,14 @@ def choose(resume, directory, note=print):
         raise UserError(f"--resume {str(path)!r}: no existe; use auto, none, un punto de control .pt o su carpeta; si "
                         "la ejecución paró antes de guardar el primero, repita la orden con que empezó")
     return path
+
+
+def require_room(directory, size):
+    """Raise UserError when the disk of `directory` cannot hold one more checkpoint of `size` bytes."""
+    free = shutil.disk_usage(directory).free
+    if free < size:
+        raise UserError(f"en {str(directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
+                        f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
 
 
 def size_of(model, average):

@@ -209,7 +209,9 @@ def run(parser, presets):
             start.check_places(args, dist)
             start.require_means(args, dist)
             # A model too large with any vocabulary is refused before the data, which decide on that, take their time.
-            start.require_memory(args, dataclasses.replace(config, vocab_size=0), dist, pretrain.SMALLER)
+            smallest = dataclasses.replace(config, vocab_size=0)
+            start.require_memory(args, smallest, dist, pretrain.SMALLER)
+            start.require_room(args, smallest, dist)
         data = load_data(args, dist, config)
         if args.prepare:
             return EXIT_OK

@@ -168,6 +168,13 @@ def require_memory(args, config, dist, way_out):
                         f"{way_out}")
 
 
+def require_room(args, config, dist):
+    """Raise UserError when the disk cannot hold a checkpoint of the model of `config`: before its data take their time,
+    and once more when it is built, with what --sync adds. On all ranks, after check_places()."""
+    size = 4 * config.parameters() * (4 if args.ema else 3)
+    dist.run_on_main(lambda: checkpoint.require_room(args.checkpoint_dir, size))
+
+
 def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, unit="tokens"):
     """The sync (see sync.Exact) that the arguments ask for in a run of so many steps, to be called on all ranks.
     trained: what will run forward, the module or torch.compile's of it. batch: a micro-batch of any content, for --sync

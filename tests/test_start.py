@@ -17,7 +17,7 @@ import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
 import train_tensordock
-from aura import backend, files, hrm_training, loop, ops, output, pace, start
+from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pace, start
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
@@ -305,3 +305,18 @@ def test_the_peak_of_a_group_is_that_of_all_its_cards(monkeypatch):
     assert start.group_peak(Session(), bf16) is None
     del peaks[0]
     assert start.group_peak(Session(), bf16) == 2 * 121e12 + 312e12
+
+
+@pytest.mark.parametrize("script, words", [
+    (train_gpt2_spanish.main, ["--dataset-name", "libro.txt"]),
+    (lambda: hrm_training.run(hrm_training_small_100m.build_parser(), hrm_training_small_100m.PRESETS),
+     ["--dataset-name", "libro.txt"]),
+    (train_tensordock.main, ["--dataset-path", "libro.txt", "--model-preset", "aura-cpu", "--output-dir", "salida"])])
+def test_a_full_disk_is_found_before_the_data_are_prepared(monkeypatch, tmp_path, script, words):
+    monkeypatch.chdir(tmp_path)
+    Path("libro.txt").write_text("Ana compró pan.\n" * 2000)
+    monkeypatch.setattr(sys, "argv", ["script.py", *words, "--data-dir", "datos", "--max-steps", "1"])
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match=r"quedan 0\.00 GB y un punto de control ocupa .* otra carpeta"):
+        script()
+    assert not Path("datos").exists()
