@@ -355,7 +355,8 @@ def main():
         raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
     backend.limit_threads()
     dist = distributed.Session()
-    dist.device = backend.take_device(dist.local_rank, (lambda _: None) if args.gpu or args.gpu_gb else dist.print)
+    another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
+    dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
     place(args)
     state = recall.recorded(args, dist.print)
     if state is not None:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as c10d
 
 from aura import cgroup, gpus, placement, waiting
-from aura.errors import UserError
+from aura.errors import UserError, first_line
 from aura.signals import STORE_THREAD
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
@@ -57,9 +57,29 @@ def unused_card(device):
             "CUDA admite; actualícelo, o instale un torch para ese CUDA (https://pytorch.org/get-started/locally)")
 
 
+def _require_kernels(device):
+    """Raise UserError unless the card carries out a kernel of torch's: each build has those of some cards, and another
+    program may hold the card, or all of its memory."""
+    try:
+        torch.ones(1, device=device)
+    except RuntimeError as problem:
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        if "no kernel image" not in str(problem):
+            raise UserError(f"{device} ({name}) no calcula nada (torch dice «{first_line(problem)}»): mire en "
+                            "nvidia-smi qué programa la tiene, o entrene en el procesador (CUDA_VISIBLE_DEVICES=)"
+                            ) from problem
+        right = "CUDA 12.6" if capability < (7, 5) else "un CUDA más nuevo"  # torch.cuda.PYTORCH_RELEASES_CODE_CC
+        raise UserError(f"torch {torch.__version__} no trae código para {name}, de capacidad {capability[0]}."
+                        f"{capability[1]}: instale el de {right} (https://pytorch.org/get-started/locally), o entrene "
+                        "en el procesador (CUDA_VISIBLE_DEVICES=)") from problem
+
+
 def take_device(local_rank, tell):
-    """local_device(); of a card that goes unused, the first process of its machine tells, by `tell`."""
+    """local_device(); of a card that goes unused, the first process of its machine tells, by `tell`. Raises UserError
+    for one that computes nothing."""
     device = local_device(local_rank)
+    if device.type == "cuda":
+        _require_kernels(device)
     if local_rank == 0 and (why := unused_card(device)):
         tell(f"Aviso: se usa el procesador; {why}.")
     return device

@@ -257,6 +257,24 @@ def test_one_process_tells_of_a_card_that_goes_unused_too(monkeypatch, capsys):
         assert capsys.readouterr().out == "Aviso: se usa el procesador; hay una tarjeta.\n"
 
 
+@pytest.mark.parametrize("said, capability, told", [
+    ("CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might", (7, 0),
+     "no trae código para V100, de capacidad 7.0: instale el de CUDA 12.6"),
+    ("CUDA error: no kernel image is available", (12, 0), "de capacidad 12.0: instale el de un CUDA más nuevo"),
+    ("CUDA error: out of memory", (8, 0), r"no calcula nada \(torch dice «CUDA error: out of memory»\).*nvidia-smi"),
+    ("CUDA error: all CUDA-capable devices are busy", (8, 0), "are busy»")])
+def test_a_card_that_computes_nothing_is_refused_at_once(monkeypatch, said, capability, told):
+    def ones(*size, device):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(backend, "local_device", lambda rank: torch.device("cuda", rank))
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "V100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(UserError, match=told):
+        backend.take_device(0, print)
+
+
 def test_builds_without_libuv_set_the_variable_before_the_rendezvous(monkeypatch):
     def no_libuv(*args, use_libuv=True, **options):
         raise RuntimeError("use_libuv was requested but PyTorch was built without libuv support")
