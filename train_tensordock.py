@@ -14,6 +14,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 import argparse
 import dataclasses
 import functools
+import os
 from pathlib import Path
 
 from aura import (
@@ -353,6 +354,9 @@ def main():
         raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
     if {"warmup_steps", "warmup_ratio"} <= args.given:
         raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
+    if (several := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(f"WORLD_SIZE={several[:20]}: este programa entrena en una sola tarjeta, y cada proceso haría lo "
+                        "mismo: láncelo con python, sin torchrun; para varias está train_gpt2_spanish.py")
     backend.limit_threads()
     dist = distributed.Session()
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here

@@ -313,6 +313,15 @@ def test_auto_takes_the_largest_that_fits(dry_run, gigabytes, preset):
     assert code == 0 and f"Preset: {preset}," in output, output
 
 
+def test_several_processes_are_refused(dry_run, monkeypatch):
+    """They would take each other for another run in the same folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told, _ = dry_run("--dataset_path", "muestra", "--gpu_gb", 8)
+    assert "WORLD_SIZE=2" in told and "sin torchrun" in told and "train_gpt2_spanish.py" in told
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert dry_run("--dataset_path", "muestra", "--gpu_gb", 8)[0] == 0
+
+
 def test_no_more_threads_than_cores_that_it_may_use(dry_run, monkeypatch):
     """In other scripts the session sees to it: in a container torch counts the cores of the whole machine."""
     asked = []
