@@ -327,7 +327,8 @@ def run_within_memory(args, dist, data, config):
         smaller = [size for size in range(args.batch_size - 1, 0, -1) if total % size == 0]
         if not smaller:
             raise TrainingFault(f"la memoria no basta con {used}: use --gradient_checkpointing full, un --seq_length "
-                                "menor o un --model_preset menor")
+                                "menor o un --model_preset menor (estos dos, si ya hay puntos de control, con otra "
+                                "--output_dir)")
         way_out = f"--batch_size {smaller[0]} --gradient_accumulation_steps {total // smaller[0]}"
         if not args.auto_oom:
             raise TrainingFault(f"la memoria no basta con {used}: use {way_out}, que es el mismo lote efectivo, o "
@@ -355,8 +356,8 @@ def main():
     if {"warmup_steps", "warmup_ratio"} <= args.given:
         raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
     if (several := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UserError(f"WORLD_SIZE={several[:20]}: este programa entrena en una sola tarjeta, y cada proceso haría lo "
-                        "mismo: láncelo con python, sin torchrun; para varias está train_gpt2_spanish.py")
+        raise UserError(f"WORLD_SIZE={several[:20]}: este programa entrena en una sola tarjeta, y cada proceso haría "
+                        "lo mismo: láncelo con python, sin torchrun; para varias está train_gpt2_spanish.py")
     backend.limit_threads()
     dist = distributed.Session()
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
