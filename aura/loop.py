@@ -150,6 +150,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
     """
     module, optimizer, precision, loader = run.module, run.optimizer, run.precision, run.loader
     average, sync, progress = run.average, run.sync, run.progress
+    parameters = list(module.parameters())  # to walk a model takes the time of some kernels
     clock = clock or Clock(dist)
     sharding.time_exchanges(module, clock)
     clock.begin(progress.step, policy.max_steps)
@@ -175,7 +176,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
                      for micro in range(policy.grad_accum)]
             loss, count = _accumulate(model, loss_fn, loader, policy, precision, seeds, clock)
             precision.scaler.unscale_(optimizer)
-            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            gradients = [p.grad for p in parameters if p.grad is not None]
             norm = ops.total_norm(gradients)
             with clock.phase("communication"):
                 norm = sharding.whole(norm)
