@@ -224,9 +224,9 @@ def finish(args, dist, task, run, evaluation, request, checkpointer):
                             checkpointer.named())
     dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
                f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
-    best = evaluation.best
-    dist.print(f"El mejor por pérdida de validación: EM {best['exact_match']:.2f}, F1 {best['f1']:.2f}, pérdida "
-               f"{best['val_loss']:.4f}; en {evaluation.folder}.")
+    if best := evaluation.best:
+        dist.print(f"El mejor por pérdida de validación: EM {best['exact_match']:.2f}, F1 {best['f1']:.2f}, pérdida "
+                   f"{best['val_loss']:.4f}; en {evaluation.folder}.")
     return 0
 
 

@@ -475,18 +475,11 @@ class Checkpointer:
         self.loaded = self.last
         return state
 
-    def reload(self, keep=None, older=False):
+    def reload(self, keep=None):
         """The state of the checkpoint this run has written or read last or, where that is damaged by now, of the newest
-        that verifies, received by every rank; None when there is none. keep: as load() takes it. older: rather of the
-        newest that verifies among those before it in the folder of this run."""
+        that verifies, received by every rank; None when there is none. keep: as load() takes it."""
         self.settle()
         state, (path, holder) = None, self.source or (None, 0)
-        if older and path:
-            before = self._before(Path(path)) if self.dist.rank == holder else None
-            before = self.dist.broadcast_tree(before, source=holder)
-            if before:
-                self._came_from(before, holder)
-                path = before
         if path and self.dist.rank == holder:
             wrong = damage(path)
             state = None if wrong else _load(path)
@@ -495,12 +488,6 @@ class Checkpointer:
         if not self.dist.sum([state is not None])[0]:
             return self.load("auto", keep)
         return self.dist.broadcast_tree(state, keep, holder)
-
-    def _before(self, path):
-        if path.parent.resolve() != self.directory.resolve() or step_of(path) is None:
-            return None
-        return next((str(each) for each in found(self.directory) if step_of(each) < step_of(path)
-                     and damage(each) is None), None)
 
     def sign(self, origin):
         """Leave a sync's origin in the folder of its run: if rank 0 is lost before it has saved anything, load() knows

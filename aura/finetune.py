@@ -155,8 +155,8 @@ class Evaluation:
         parts = self.dist.gather_objects(logits)
         scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
         self.metrics = {"val_loss": nats / count, **scores}
-        known = self.best["val_loss"] if self.best else math.nan
-        if math.isnan(known) or self.metrics["val_loss"] < known:
+        known, loss = self.best["val_loss"] if self.best else math.nan, self.metrics["val_loss"]
+        if math.isfinite(loss) and (math.isnan(known) or loss < known):
             self.best = {**self.metrics, "step": self.clock.step}
             save_model(self.folder, self.dist, self.task, self.module, self.best)
         return self.metrics

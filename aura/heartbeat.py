@@ -76,8 +76,9 @@ class Beat:
         return self.time if self.received is None else self.received
 
     def age(self, now):
-        """Seconds at `now` (Unix time) since then."""
-        return max(0.0, now - self.heard)
+        """Seconds at `now` (Unix time) since then. Where this machine's clock was set back, a rank that is alive soon
+        says a time that has come; another machine's disk may always be ahead."""
+        return abs(now - self.heard) if self.received is None else max(0.0, now - self.heard)
 
 
 # ---- Reading --------------------------------------------------------------------------------------------------------

@@ -160,8 +160,9 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
             with clock.phase("evaluate"), run.as_delivered():
-                stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
-            if progress.step >= policy.max_steps and not stop:  # no later checkpoint will tell that it is made
+                found, stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
+            # No later checkpoint will tell that it is made.
+            if progress.step >= policy.max_steps and not stop and _worth_keeping(run, found, policy, reporter, dist):
                 _save(run, policy, checkpointer, reporter, clock)
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
@@ -231,7 +232,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
             if sampled and not stop:
                 with clock.phase("evaluate"), run.as_delivered():
                     sample(progress.step)
-            if (saved or stop or gave_up) and _worth_keeping(run, found, policy, reporter):
+            if (saved or stop or gave_up) and _worth_keeping(run, found, policy, reporter, dist):
                 if saved and not faulty:
                     _win_back_rate(progress, reporter)
                 progress.seconds = spent + time.perf_counter() - begun
@@ -252,12 +253,12 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
     return stop
 
 
-def _worth_keeping(run, found, policy, reporter):
+def _worth_keeping(run, found, policy, reporter, dist):
     """Whether the weights, and what an evaluation has just found of them, are finite: a checkpoint of others would be
     taken before the good ones, after a fault and by the next start. To be called on all ranks. Raises TrainingFault
     where no step is left that could lead to better weights."""
     wrong = [f"{name} vale {value:g}" for name, value in found.items() if not math.isfinite(value)]
-    if not _finite(run):
+    if dist.sum([not _finite(run)])[0]:
         wrong = ["los pesos no son finitos"]
     if wrong and run.progress.step == policy.max_steps:
         raise agreed(TrainingFault, f"tras el último paso, {wrong[0]} y no hay nada que entregar; pruebe con un --lr "
@@ -299,13 +300,13 @@ def evaluate_unless_stopped(evaluate, request, dist):
 
 
 def _evaluate_owed(progress, evaluate, request, reporter, dist):
-    """Make the evaluation that an earlier stop cut short, and log the row of its step again, complete. Returns 0, or
-    the signal that cut it short once more."""
+    """Make the evaluation that an earlier stop cut short, and log the row of its step again, complete. Returns what
+    evaluate_unless_stopped() does."""
     found, stop = evaluate_unless_stopped(evaluate, request, dist)
     if not stop:
         progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
         progress.owed = None
-    return stop
+    return found, stop
 
 
 def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):
@@ -364,10 +365,11 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     learnt = known.step > progress.recovered + 1
     progress.faults, progress.recovered = progress.faults + 1, progress.step
     times = f" por {progress.faults}.ª vez sin avanzar" if progress.faults > 1 else ""
-    elsewhere = ", o siga desde otro punto de control, o de cero, con --resume"
+    # Weights that were restored and gave no good step may be what is wrong.
+    restored = not learnt and policy.nan_policy == "restart" and not sync.weights and checkpointer.has_any()
     fault = agreed(TrainingFault, f"la pérdida o el gradiente no es finito en el paso {known.step} ({known.trouble})"
                                   f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos"
-                                  f"{elsewhere * (not learnt and checkpointer.has_any())}")
+                                  f"{', o siga desde otro punto de control, o de cero, con --resume' * restored}")
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
         if skips and _finite(run):
             return fault
@@ -378,7 +380,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
     progress.lr_scale *= 0.5
     came_from = "se vuelve allí a los pesos acordados"
     if not sync.weights:
-        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None, learnt)
+        came_from = _restore_weights(run, checkpointer, dist, reinitialise, fault if at_the_end else None)
     reporter.event(known.step, f"{known.trouble}: {came_from}; desde ahora la tasa de aprendizaje es la prevista "
                    f"multiplicada por {progress.lr_scale:g}")
     return None
@@ -410,11 +412,10 @@ def _too_late_to_begin_anew(run, policy, checkpointer):
         and _finite(run)
 
 
-def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end, learnt):
+def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
     """Go back to the weights of the last checkpoint or, where there is none, to fresh ones; returns which in Spanish.
-    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None.
-    learnt: whether a good step was made since weights were last restored. If not, it may be those that are bad."""
-    state = checkpointer.reload(sharding.own_part(run.module, run.optimizer), older=not learnt)
+    at_the_end: an exception to raise instead of taking fresh weights, when no step is left to train them; else None."""
+    state = checkpointer.reload(sharding.own_part(run.module, run.optimizer))
     if state is not None:
         run.load_weights(state)
         came_from = f"se restauran los pesos de {checkpointer.last}"

@@ -167,6 +167,10 @@ def _require_same(state, path, constants, earlier=()):
         if theirs and ours and theirs != ours:
             raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
                          "indique aquellos, otra --checkpoint-dir, o --resume none para empezar de cero")
+        theirs, ours = (each.get("arguments", {}).get("padding") for each in (state, constants))
+        if theirs and ours and theirs != ours:
+            raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "
+                         "indique ese, otra --checkpoint-dir, o --resume none para empezar de cero")
     except KeyError as problem:
         raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem}); {ANOTHER}"
                      ) from problem

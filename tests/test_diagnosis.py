@@ -231,6 +231,7 @@ def test_gone_process_of_this_machine():
     zombie = [activity(PID), activity(PID + 1, status="zombie")]
     only(judge(cluster(rank1={"time": NOW - 8.0}), processes=zombie), "gone", "su proceso ha muerto")
     assert judge(cluster(rank1={"time": NOW - 1.0}), processes=processes) == []  # it died between two sensors, or not
+    only(judge(cluster(rank1={"time": NOW + 3600.0}), processes=processes), "gone", "ha muerto")  # clock set back
 
 
 def test_another_process_with_the_pid_of_a_dead_one_is_not_taken_for_it():

@@ -300,6 +300,8 @@ def test_age_counts_from_when_it_was_heard(tmp_path):
     values = {**vars(heartbeat.read(tmp_path)[0]), "time": 1000.0}
     assert heartbeat.Beat(**values).age(1004.0) == 4.0
     assert heartbeat.Beat(**{**values, "received": 1003.0}).age(1004.0) == 1.0
+    assert heartbeat.Beat(**values).age(900.0) == 100.0  # the clock was set back, and nothing has been said since
+    assert heartbeat.Beat(**{**values, "received": 1003.0}).age(900.0) == 0.0
 
 
 def test_on_a_shared_disk_another_machine_s_clock_does_not_matter(tmp_path, monkeypatch):

@@ -464,29 +464,31 @@ def test_what_an_evaluation_finds_to_be_no_number_is_no_checkpoint_and_no_result
         Run(folder(tmp_path, "b"), shards).go(evaluate=lambda request: {"val_loss": found})
 
 
-@pytest.mark.parametrize("older", [True, False])
-def test_a_checkpoint_whose_weights_give_no_number_is_left_for_the_one_before(tmp_path, shards, older):
-    made = Run(folder(tmp_path, "a"), shards, max_steps=8).go()
-    if not older:
-        (tmp_path / "a" / "ckpt-00000004.pt").unlink()
-    bad = [weight.detach().clone() for weight in made.model.parameters()]
-    run = Run(tmp_path / "a", shards, checkpoint_freq=0)
+@pytest.mark.parametrize(("policy", "told"), [("restart", True), ("skip", False)])
+def test_a_checkpoint_whose_weights_give_no_number_is_said_to_be_one_to_leave(tmp_path, shards, policy, told):
+    bad = Run(folder(tmp_path, "a"), shards, max_steps=8).go()
+    weights = [weight.detach().clone() for weight in bad.model.parameters()]
+    run = Run(tmp_path / "a", shards, checkpoint_freq=0, nan_policy=policy)
     loss = run.loss
 
     def lost(model, batch):
         found, count = loss(model, batch)
-        return (found * math.nan if all(map(torch.equal, model.parameters(), bad)) else found), count
+        return (found * math.nan if all(map(torch.equal, model.parameters(), weights)) else found), count
 
     run.loss = lost
-    log = tmp_path / "a" / "events.log"
-    if older:
+    with pytest.raises(TrainingFault, match=r"paso 11.*3\.ª vez.*revise los datos") as fault:
         run.go(resume=True)
-        assert run.result[0].step == STEPS and run.result[0].faults == 0
-        assert "paso 10" in log.read_text() and log.read_text().count("ckpt-00000004.pt") == 1
-    else:
-        with pytest.raises(TrainingFault, match=r"paso 11.*3\.ª vez.*otro punto de control, o de cero, con --resume"):
-            run.go(resume=True)
-    assert log.read_text().count("ckpt-00000008.pt") == 2 - older
+    assert ("o siga desde otro punto de control, o de cero, con --resume; " in str(fault.value)) == told
+
+
+def test_an_owed_evaluation_that_finds_no_number_hands_nothing_over(tmp_path, shards):
+    def abandon(request):
+        request.number = signal.SIGTERM
+        raise signals.Abandoned
+
+    Run(folder(tmp_path, "a"), shards).go(evaluate=abandon)
+    with pytest.raises(TrainingFault, match="tras el último paso, val_loss vale nan"):
+        Run(tmp_path / "a", shards).go(resume=True, evaluate=lambda request: {"val_loss": math.nan})
 
 
 def test_nans_far_apart_are_skipped_to_the_end(tmp_path, shards):
@@ -537,7 +539,7 @@ def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():
     reporter = SimpleNamespace(log=lambda step, **row: rows.append(row))
     for evaluate, stop in ((abandon, 15), (lambda request: {"val_loss": 0.5}, 0)):
         rows = []
-        assert loop._evaluate_owed(progress, evaluate, request, reporter, Session()) == stop
+        assert loop._evaluate_owed(progress, evaluate, request, reporter, Session())[1] == stop
         assert rows == ([] if stop else [{"loss": 1.0, "val_loss": 0.5}]) and (progress.owed is None) == (not stop)
 
 

@@ -220,10 +220,19 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
     ((code, output),) = train(tmp_path, 1, 1, "ddp", "--model", folder / "bert_squad", "--max-steps", 1, "--padding",
                               "fixed")
     assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
-    shutil.copytree(tmp_path / "checkpoints", tmp_path / "other" / "checkpoints")
+    for copy in ("other", "third"):
+        shutil.copytree(tmp_path / "checkpoints", tmp_path / copy / "checkpoints")
     with pytest.raises(UserError, match=f"empezó con otros pesos, los de --model '{folder}/bert_squad': indique aque"):
         train(tmp_path / "other", 1, 1, "ddp", "--model", runs["fsdp2"][0] / "bert_squad", "--max-steps", 2,
               "--padding", "fixed")
+    with pytest.raises(UserError, match="empezó con --padding fixed, que también decide el orden .*: indique ese"):
+        train(tmp_path / "third", 1, 1, "ddp", "--model", folder / "bert_squad", "--max-steps", 2)
+
+
+def test_a_model_that_diverges_is_no_best_one_and_is_not_handed_over(tmp_path):
+    with pytest.raises(TrainingFault, match="tras el último paso, .* y no hay nada que entregar"):
+        train(tmp_path, 1, 1, "ddp", "--lr", "1e30", "--warmup-ratio", 0, "--grad-clip", 0, "--max-steps", 1)
+    assert not (tmp_path / "checkpoints" / "best").exists() and not (tmp_path / "bert_squad" / "metrics.json").exists()
 
 
 def test_who_is_about_to_replace_the_model_of_another_run_is_told(runs, tmp_path, monkeypatch, capsys):
@@ -333,7 +342,7 @@ def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
                                      SimpleNamespace(step=7))
     for _ in range(5):
         evaluation()
-    assert saved[1:] == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0, "step": 7}
+    assert saved == [3.0, 2.0] and evaluation.best == {"val_loss": 2.0, "step": 7}
 
 
 def test_a_model_that_cannot_be_written_names_the_way_out(tmp_path):
