@@ -63,7 +63,7 @@ def counter(monkeypatch):
 @pytest.mark.parametrize("choice", ["sdpa", "auto"])
 @pytest.mark.parametrize(("make", "graphs", "again"), [
     (gpt_and_batches, 2, False), (gpt_and_batches, 2, "full"), (gpt_and_batches, 2, "selective"),
-    (bert_and_batches, 2, False), (bert_and_batches, 2, True), (hrm_and_batches, 7, False), (hrm_and_batches, 7, True),
+    (bert_and_batches, 3, False), (bert_and_batches, 3, True), (hrm_and_batches, 7, False), (hrm_and_batches, 7, True),
     (hrm_and_documents, 7, False), (hrm_and_documents, 7, True)])
 def test_blocks_share_their_graphs(counter, make, graphs, again, choice):
     model, batches = make()
