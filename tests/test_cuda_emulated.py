@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import torch
+from torch import library as torch_library
 
 from aura import cuda_extension, extension
 from tests import test_activation, test_attention, test_loss, test_norms, test_products, test_rotary, test_total_norm
@@ -138,6 +139,7 @@ def test_sums_of_columns():
 
 def test_the_norm_of_many_tensors():
     test_total_norm.check_total_norm()
+    torch_library.opcheck(torch.ops.aura.total_norm.default, ([torch.ones(3, 4), torch.ones(5)],))
 
 
 # ---- Attention ------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def eight_cards(**hot):
 def live(folder, **values):
     """Beats of a run of two ranks, on this machine and on one that is gone, in the --log-dir `folder`."""
     now = time.time()
-    beats = [beat(0, world=2, host=socket.gethostname(), pid=os.getpid(), time=now + 60, received=None,
+    beats = [beat(0, world=2, host=socket.gethostname(), pid=os.getpid(), time=now + 4, received=None,
                   pids=pid_namespace(), **values),
              beat(1, world=2, host="nodo2", received=now - 40, phase="data")]
     target = folder / heartbeat.FOLDER

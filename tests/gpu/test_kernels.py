@@ -191,11 +191,13 @@ def test_a_target_that_is_no_class_fails_an_assertion():
 
 def test_opcheck():
     x, residual, weight, bias = drawn("add_layer_norm", 5, 40, (FLOAT,) * 3)
+    mixed = drawn("add_layer_norm", 5, 40, (torch.bfloat16, FLOAT, FLOAT))
     seed, lengths = torch.tensor([3]), torch.tensor([7, 0], device="cuda")
     for name, arguments in (("layer_norm", (x, weight, bias, 1e-5)), ("rms_norm", (x, weight, 1e-5)),
                             ("add_layer_norm", (x, residual, weight, bias, 1e-5, 0.2, seed)),
                             ("add_rms_norm", (x, residual, weight, 1e-5, 0.0, None)),
-                            ("post_layer_norm", (x.bfloat16(), residual, weight, bias, 1e-5, 0.2, seed)),
+                            ("post_layer_norm", (*mixed, 1e-5, 0.2, seed)),
+                            ("total_norm", ([x.detach(), weight.detach()],)),
                             ("attention", (*qkv(2, 9, 2, 64), True, 0.1, 0.2, seed, lengths, None))):
         library.opcheck(getattr(torch.ops.aura, name).default, arguments)
     packed, cosine, sine = (t.cuda() for t in test_rotary.example((2, 5, 2, 12)))
