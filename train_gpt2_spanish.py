@@ -82,10 +82,7 @@ def main():
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)
-            # A model too large with any vocabulary is refused before the data, which decide on that, take their time.
-            smallest = dataclasses.replace(config, vocab_size=0)
-            start.require_memory(args, smallest, dist, pretrain.SMALLER)
-            start.require_room(args, smallest, dist)
+            pretrain.refuse_too_large(args, config, dist)
         data = pretrain.load_data(args, dist, config)
         if args.prepare:
             return EXIT_OK

@@ -536,10 +536,6 @@ class Checkpointer:
             return None
         return state if all(state["sync"].get(name) == value for name, value in setting.items()) else None
 
-    def require_room(self, size):
-        """Raise UserError when rank 0's disk cannot hold one more checkpoint of `size` bytes."""
-        self.dist.run_on_main(lambda: require_room(self.directory, size))
-
     def say_if_room_is_short(self, size, steps, last, own=0):
         """Tell when rank 0's disk has no room for what saves of `size` bytes come to: those that stay, and the last one
         before the oldest goes. steps: a range of the steps they are due at, before the `last`. own: bytes of what rank
@@ -608,10 +604,9 @@ def require_room(directory, size):
                         f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
 
 
-def size_of(model, average):
+def size_of(parameters, average):
     """Bytes of a checkpoint: the weights, AdamW's two moments of each and, where there is one, their average."""
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    return weights * (4 if average else 3)
+    return 4 * parameters * (4 if average else 3)
 
 
 def collect(tree, dist):

@@ -159,11 +159,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
     with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist, request):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
-            with clock.phase("evaluate"), run.as_delivered():
-                found, stop = _evaluate_owed(progress, evaluate, request, reporter, dist)
-            # No later checkpoint will tell that it is made.
-            if progress.step >= policy.max_steps and not stop and _worth_keeping(run, found, policy, reporter, dist):
-                _save(run, policy, checkpointer, reporter, clock)
+            stop = _evaluate_owed(run, policy, evaluate, request, checkpointer, reporter, clock, dist)
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
             checkpointer.poll()
@@ -299,14 +295,18 @@ def evaluate_unless_stopped(evaluate, request, dist):
         return {}, max(dist.gather_objects(request.number))
 
 
-def _evaluate_owed(progress, evaluate, request, reporter, dist):
-    """Make the evaluation that an earlier stop cut short, and log the row of its step again, complete. Returns what
-    evaluate_unless_stopped() does."""
-    found, stop = evaluate_unless_stopped(evaluate, request, dist)
+def _evaluate_owed(run, policy, evaluate, request, checkpointer, reporter, clock, dist):
+    """Make the evaluation that an earlier stop cut short, log the row of its step again, complete, and save the run
+    where no later checkpoint will tell that it is made. Returns 0, or the signal that cut it short once more."""
+    progress = run.progress
+    with clock.phase("evaluate"), run.as_delivered():
+        found, stop = evaluate_unless_stopped(evaluate, request, dist)
     if not stop:
         progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
         progress.owed = None
-    return found, stop
+        if progress.step >= policy.max_steps and _worth_keeping(run, found, policy, reporter, dist):
+            _save(run, policy, checkpointer, reporter, clock)
+    return stop
 
 
 def _accumulate(model, loss_fn, loader, policy, precision, seeds, clock):

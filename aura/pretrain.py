@@ -34,6 +34,14 @@ STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text stays in memory
 SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
 
 
+def refuse_too_large(args, config, dist):
+    """Raise UserError where a model of this config is too large for memory or disk with any vocabulary: before the
+    data, which decide on that, take their time."""
+    smallest = dataclasses.replace(config, vocab_size=0)
+    start.require_memory(args, smallest, dist, SMALLER)
+    start.require_room(args, smallest, dist)
+
+
 def load_data(args, dist, config):
     """The Dataset named by the arguments, on every machine; it is prepared first where it is missing. config: the
     model's; its vocabulary size is decided by the data."""

@@ -168,11 +168,12 @@ def require_memory(args, config, dist, way_out):
                         f"{way_out}")
 
 
-def require_room(args, config, dist):
-    """Raise UserError when the disk cannot hold a checkpoint of the model of `config`: before its data take their time,
-    and once more when it is built, with what --sync adds. On all ranks, after check_places()."""
-    size = 4 * config.parameters() * (4 if args.ema else 3)
+def require_room(args, config, dist, more=0):
+    """Raise UserError when rank 0's disk cannot hold a checkpoint of the model of `config` and `more` bytes; on all
+    ranks, after check_places(). Returns its bytes."""
+    size = checkpoint.size_of(config.parameters(), args.ema) + more
     dist.run_on_main(lambda: checkpoint.require_room(args.checkpoint_dir, size))
+    return size
 
 
 def make_sync(args, dist, module, trained, steps, loss_fn, precision, batch, unit="tokens"):
@@ -264,15 +265,14 @@ def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, l
                same_data=False):
     """Cut or wrap the module and put back what a checkpoint has of the run, to be called on all ranks; returns a Ready.
     batch, unit: as make_sync takes them. same_data: as resume.restore() takes it."""
-    size = checkpoint.size_of(module, args.ema)
     sharding.shard(module, optimizer, dist, precision.dtype)
     average = Average(module, args.ema)
     planned = args.max_steps or args.epochs * loader.steps_per_epoch
     trained = module.compiled() if args.compile else module
     synced = make_sync(args, dist, module, trained, planned, loss_fn, precision, batch, unit)
-    size += sync.FILE_BYTES.get(synced.method, 0) * module.config.parameters()
-    own = sync.OWN_FILE_BYTES.get(synced.method, 0) * module.config.parameters()
-    checkpointer.require_room(size + own)
+    more, own = (each.get(synced.method, 0) * module.config.parameters()
+                 for each in (sync.FILE_BYTES, sync.OWN_FILE_BYTES))
+    size = require_room(args, module.config, dist, more + own) - own
     run = loop.Run(module, optimizer, precision, loader, average, synced)
     resume.restore(args, dist, checkpointer, run, same_data)
     steps, fewer = resume.length(args, dist, loader, run.progress)

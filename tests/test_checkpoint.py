@@ -382,7 +382,7 @@ def test_a_pipe_called_as_a_checkpoint_is_discarded(tmp_path, capsys):
 
 def test_too_little_room_is_said_before_training(tmp_path):
     with pytest.raises(UserError, match="libere espacio"):
-        saved(tmp_path).require_room(10**18)
+        checkpoint.require_room(tmp_path, 10**18)
 
 
 @pytest.mark.parametrize("there, steps, every, more", [

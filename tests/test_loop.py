@@ -536,10 +536,12 @@ def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():
         raise loop.Abandoned
 
     progress, request = loop.Progress(step=3, owed={"loss": 1.0}), SimpleNamespace(number=15)
+    run = SimpleNamespace(progress=progress, as_delivered=contextlib.nullcontext)
     reporter = SimpleNamespace(log=lambda step, **row: rows.append(row))
     for evaluate, stop in ((abandon, 15), (lambda request: {"val_loss": 0.5}, 0)):
         rows = []
-        assert loop._evaluate_owed(progress, evaluate, request, reporter, Session())[1] == stop
+        clock = loop.Clock(Session())
+        assert loop._evaluate_owed(run, loop.Policy(9, 1), evaluate, request, None, reporter, clock, Session()) == stop
         assert rows == ([] if stop else [{"loss": 1.0, "val_loss": 0.5}]) and (progress.owed is None) == (not stop)
 
 
