@@ -450,6 +450,14 @@ def test_weights_that_are_no_numbers_are_no_checkpoint_and_no_result(tmp_path, s
     assert again.result[0].step == STEPS and same_weights(again, Run(folder(tmp_path, "c"), shards).go())
 
 
+def test_what_one_rank_finds_of_its_weights_all_ranks_act_on(tmp_path, shards, monkeypatch):
+    run, dist, other = Run(folder(tmp_path, "a"), shards), Session(), [0]
+    monkeypatch.setattr(dist, "sum", lambda values: [values[0] + other[0]])
+    for other[0], kept in ((0, True), (1, False)):
+        assert loop._worth_keeping(run.fresh(), {}, run.policy, run.reporter, dist) is kept
+    run.loader.close()
+
+
 @pytest.mark.parametrize("found", [math.nan, math.inf])
 def test_what_an_evaluation_finds_to_be_no_number_is_no_checkpoint_and_no_result(tmp_path, shards, found):
     values = iter((1.0, found, 2.0))
