@@ -114,6 +114,12 @@ class Parser(argparse.ArgumentParser):
         """Raise UserError with argparse's message in Spanish."""
         raise UserError(_translate(message))
 
+    def _get_value(self, action, arg_string):
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as problem:  # of a type that raises ArgumentTypeError
+            return _Bad(problem.message)
+
     def _get_values(self, action, arg_strings):
         # Python 3.11's argparse takes the value of --prompt=-- for what ends the options, and gives a list.
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
@@ -135,15 +141,19 @@ class Parser(argparse.ArgumentParser):
         Raises UserError naming every bad value and unknown argument.
         """
         words = list(sys.argv[1:] if args is None else args)
-        defaults = {action.dest: action.default for action in self._actions if action.dest != "help"}
-        unset = argparse.Namespace(**dict.fromkeys(defaults, _UNSET))
+        actions = {}
+        for action in self._actions:  # of two for one value, as --steps and a shorthand, the first
+            if action.dest != "help":
+                actions.setdefault(action.dest, action)
+        unset = argparse.Namespace(**dict.fromkeys(actions, _UNSET))
         parsed, unknown = self.parse_known_args([_dashed(word) for word in words], unset)
         parsed.given = {name for name, value in vars(parsed).items() if value is not _UNSET}
-        for name in defaults.keys() - parsed.given:
-            setattr(parsed, name, defaults[name])
-        flags = {action.dest: (action.option_strings or [action.metavar or action.dest])[-1]
-                 for action in self._actions}
-        problems = [f"{flags[name]}: {value}" for name, value in vars(parsed).items() if isinstance(value, _Bad)]
+        for name in actions.keys() - parsed.given:
+            value = actions[name].default
+            setattr(parsed, name, self._get_value(actions[name], value) if isinstance(value, str) else value)
+        flags = {name: (action.option_strings or [action.metavar or name])[-1] for name, action in actions.items()}
+        problems = [f"{flags[name]}: {value}" for name, found in vars(parsed).items()
+                    for value in (found if isinstance(found, list) else [found]) if isinstance(value, _Bad)]
         problems += [self._unknown(word) for word in unknown]
         if problems:
             raise UserError("; ".join(problems) + f" (las opciones: {self.prog} --help)")
@@ -170,6 +180,8 @@ def _translate(message):
         return f"falta el valor de {head} (si empieza por un guion, escriba {head}=VALOR)"
     if message.startswith("the following arguments are required: "):
         return f"falta indicar {message.split(': ', 1)[1]} (--help lo explica)"
+    if "not allowed with argument" in message:
+        return f"{head} no se puede usar junto con {message.rpartition(' ')[2].rpartition('/')[2]}"
     if "ignored explicit argument" in message:
         return f"{head} no lleva valor"
     return message

@@ -31,10 +31,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 from bert_training import CLIP, WEIGHT_DECAY, parser_of, with_whole_paths  # noqa: E402
-from train_script import positive  # noqa: E402
 
 import train_distributed  # noqa: E402
-from aura import buckets, optim, pretrained, squad, wordpiece  # noqa: E402
+from aura import buckets, cli, optim, pretrained, squad, wordpiece  # noqa: E402
 from aura.models import bert  # noqa: E402
 
 SCRIPT = Path(train_distributed.__file__)
@@ -208,7 +207,7 @@ def both(args, seed, folder, pool, running):
     """Futures of the scores of one seed: (ours, theirs)."""
     start = start_from(args, seed, Path(folder, f"start-{seed}"))
     output, result = Path(folder, f"ours-{seed}"), Path(folder, f"theirs-{seed}.json")
-    options = {name: value for name, value in vars(args).items() if name not in ("json", "jobs")}
+    options = {name: value for name, value in vars(args).items() if name not in ("json", "jobs", "given")}
     theirs = [sys.executable, __file__, *words({**options, "model": start, "seeds": seed, "their_scores": result})]
 
     def train(command, result):
@@ -257,16 +256,16 @@ def race(args):
 
 def build_parser():
     parser = parser_of("Compara el F1 de train_distributed.py con el de la misma receta en transformers.")
-    parser.add_argument("--seeds", type=measure.numbers, default="0,1,2", help="semillas (por defecto: 0,1,2)")
-    parser.add_argument("--jobs", type=positive, default=2, help="procesos a la vez, de un hilo (por defecto: 2)")
-    parser.add_argument("--lr", type=float, default=1e-4, help="tasa de aprendizaje máxima (por defecto: %(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.0,
-                        help="fracción de activaciones que se anula (por defecto: %(default)s)")
+    parser.add_argument("--seeds", type=measure.numbers, default="0,1,2", help="semillas")
+    parser.add_argument("--jobs", type=cli.number(int, low=1), default=2, help="procesos a la vez, de un hilo")
+    parser.add_argument("--lr", type=cli.number(float, above=0), default=1e-4, help="tasa de aprendizaje máxima")
+    parser.add_argument("--dropout", type=cli.number(float, low=0, high=0.99), default=0.0,
+                        help="fracción de activaciones que se anula")
     for name, value, what in (
             ("epochs", 3, "épocas"), ("train", 1000, "preguntas para entrenar"), ("batch-size", 4, "ventanas por lote"),
             ("validation", 190, "preguntas para comprobar"), ("max-len", 384, "tokens de una ventana"),
             ("doc-stride", 128, "cuánto avanza cada ventana")):
-        parser.add_argument(f"--{name}", type=positive, default=value, help=f"{what} (por defecto: %(default)s)")
+        parser.add_argument(f"--{name}", type=cli.number(int, low=1), default=value, help=what)
     parser.add_argument("--their-scores", metavar="FICHERO", help=argparse.SUPPRESS)  # how this file starts theirs
     return parser
 
@@ -281,4 +280,4 @@ def main(argv=None):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the children are ended too
-    main()
+    cli.run(main)

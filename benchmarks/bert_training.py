@@ -43,10 +43,9 @@ import tqdm
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
-from train_script import existing, positive  # noqa: E402
 
 import train_distributed  # noqa: E402
-from aura import buckets, finetune, loop, optim, pretrained, report, sharding  # noqa: E402
+from aura import buckets, cli, finetune, loop, optim, pretrained, report, sharding  # noqa: E402
 
 LR, WEIGHT_DECAY, CLIP = 3e-5, 0.01, 1.0
 SEED = 1234
@@ -454,7 +453,7 @@ def with_whole_paths(parser, argv):
     and --dataset."""
     args = parser.parse_args(argv)
     try:
-        args.model, args.dataset = model_folder(args.model), existing(args.dataset)
+        args.model, args.dataset = model_folder(args.model), measure.existing(args.dataset)
     except argparse.ArgumentTypeError as problem:
         parser.error(str(problem))
     return args
@@ -462,7 +461,7 @@ def with_whole_paths(parser, argv):
 
 def parser_of(description):
     """The arguments of every benchmark that fine-tunes BERT."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = cli.Parser(description=description)
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--model", metavar="CARPETA", required=True,
                         help="config.json, vocab.txt y model.safetensors de un BERT")
@@ -473,14 +472,14 @@ def parser_of(description):
 def build_parser():
     parser = parser_of("Mide el ajuste de BERT frente al Trainer de transformers y al DDP de Lightning, en la CPU.")
     parser.add_argument("--what", type=measure.names("trainer", "ddp"), default="trainer,ddp",
-                        help="trainer, ddp (por defecto: los dos)")
+                        help="trainer, ddp")
     parser.add_argument("--threads", type=measure.threads, default="1,2",
-                        help="números de hilos frente al Trainer (por defecto: 1,2)")
+                        help="números de hilos frente al Trainer")
     for name, value, what in (
             ("rounds", 3, "rondas"), ("steps", 3, "pasos de una ronda con relleno fijo"),
             ("examples", 40, "preguntas; una ronda con relleno dinámico es una época de ellas"),
             ("batch-size", 4, "ventanas por lote y proceso"), ("max-len", 384, "tokens de una ventana")):
-        parser.add_argument(f"--{name}", type=positive, default=value, help=f"{what} (por defecto: %(default)s)")
+        parser.add_argument(f"--{name}", type=cli.number(int, low=1), default=value, help=what)
     return parser
 
 
@@ -494,4 +493,4 @@ def main(argv=None):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the processes are ended too
-    main()
+    cli.run(main)

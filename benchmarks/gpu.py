@@ -41,7 +41,7 @@ import gpu_measure  # noqa: E402
 import gpu_steps  # noqa: E402
 import measure  # noqa: E402
 
-from aura import cuda_extension, extension, ops, speeds  # noqa: E402
+from aura import cli, cuda_extension, extension, ops, speeds  # noqa: E402
 from aura.errors import UserError  # noqa: E402
 
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
@@ -191,22 +191,20 @@ def head_widths(text):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Mide los núcleos de CUDA frente a los de torch, en una GPU.")
-    parser.add_argument("--only", type=measure.names(*SECTIONS), default=list(SECTIONS), metavar="PARTES",
-                        help=f"solo estas partes, separadas por comas: {', '.join(SECTIONS)}")
-    parser.add_argument("--dtype", type=measure.names(*gpu_cases.DTYPES), default=["bf16"],
-                        help="tipos de los tensores (por defecto: bf16)")
+    parser = cli.Parser(description="Mide los núcleos de CUDA frente a los de torch, en una GPU.")
+    parser.add_argument("--only", type=measure.names(*SECTIONS), default=",".join(SECTIONS), metavar="PARTES",
+                        help="solo estas partes")
+    parser.add_argument("--dtype", type=measure.names(*gpu_cases.DTYPES), default="bf16",
+                        help="tipos de los tensores")
     parser.add_argument("--seq-len", type=measure.sizes, default="512,1024,2048,4096", metavar="T,T,...",
-                        help="longitudes de la atención (por defecto: 512,1024,2048,4096)")
-    parser.add_argument("--head-width", type=head_widths, default=list(gpu_cases.HEAD_WIDTHS), metavar="D,D,...",
-                        help="anchos de las cabezas de la atención y las rotaciones (por defecto: "
-                        f"{','.join(map(str, gpu_cases.HEAD_WIDTHS))})")
-    parser.add_argument("--columns", type=measure.sizes, default=list(gpu_cases.NORM_COLUMNS), metavar="N,N,...",
-                        help=f"anchos de las normas (por defecto: {','.join(map(str, gpu_cases.NORM_COLUMNS))})")
-    parser.add_argument("--models", type=measure.names(*gpu_steps.MODELS), default=list(gpu_steps.MODELS),
-                        metavar="MODELOS", help="pasos de entrenamiento de solo estos modelos, separados por comas: "
-                        f"{', '.join(gpu_steps.MODELS)}")
-    parser.add_argument("--rounds", type=int, default=7, help="rondas de cada comparación (por defecto: 7)")
+                        help="longitudes de la atención")
+    parser.add_argument("--head-width", type=head_widths, default=",".join(map(str, gpu_cases.HEAD_WIDTHS)),
+                        metavar="D,D,...", help="anchos de las cabezas de la atención y las rotaciones")
+    parser.add_argument("--columns", type=measure.sizes, default=",".join(map(str, gpu_cases.NORM_COLUMNS)),
+                        metavar="N,N,...", help="anchos de las normas")
+    parser.add_argument("--models", type=measure.names(*gpu_steps.MODELS), default=",".join(gpu_steps.MODELS),
+                        metavar="MODELOS", help="modelos de los pasos de entrenamiento")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=7, help="rondas de cada comparación")
     parser.add_argument("--learn", action="store_true",
                         help="guarda qué es más rápido en esta tarjeta, para --attention auto")
     parser.add_argument("--nanogpt", metavar="CARPETA", help="copia de nanoGPT, rival del paso de entrenamiento")
@@ -257,4 +255,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -8,7 +8,6 @@ thread's part is its processor time on rank 0, which also has to fetch the beats
 store.
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -26,7 +25,7 @@ import measure  # noqa: E402
 import train_step  # noqa: E402
 
 import train_gpt2_spanish  # noqa: E402
-from aura import heartbeat  # noqa: E402
+from aura import cli, heartbeat  # noqa: E402
 from aura.clock import WINDOWS, Clock, Window  # noqa: E402
 from aura.distributed import Session  # noqa: E402
 from aura.models import gpt  # noqa: E402
@@ -125,16 +124,16 @@ def race(args):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Mide lo que cuestan los latidos de un entrenamiento, en la CPU.")
+    parser = cli.Parser(description="Mide lo que cuestan los latidos de un entrenamiento, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--preset", choices=list(gpt.PRESETS), default="demo",
-                        help="con cuyo paso se compara (por defecto: demo)")
-    parser.add_argument("--grad-accum", type=int, default=1, help="microlotes por paso (por defecto: 1)")
+    parser.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="demo",
+                        help="con cuyo paso se compara")
+    parser.add_argument("--grad-accum", type=cli.number(int, low=1), default=1, help="microlotes por paso")
     parser.add_argument("--remote", type=measure.numbers, default="0,8",
-                        help="procesos en otras máquinas (por defecto: 0,8)")
-    parser.add_argument("--beats", type=int, default=300, help="latidos que se miden (por defecto: 300)")
-    parser.add_argument("--rounds", type=int, default=50, help="rondas de las llamadas (por defecto: 50)")
-    parser.add_argument("--step-rounds", type=int, default=5, help="pasos del preset (por defecto: 5)")
+                        help="procesos en otras máquinas")
+    parser.add_argument("--beats", type=cli.number(int, low=1), default=300, help="latidos que se miden")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=50, help="rondas de las llamadas")
+    parser.add_argument("--step-rounds", type=cli.number(int, low=1), default=5, help="pasos del preset")
     return parser
 
 
@@ -147,4 +146,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

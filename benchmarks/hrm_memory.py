@@ -9,7 +9,6 @@ cuBLAS and fragmentation take is not included. Tokens/s follow from FLOPs per to
 of it.
 """
 
-import argparse
 import contextlib
 import sys
 import weakref
@@ -25,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import ops, optim, products, report  # noqa: E402
+from aura import cli, ops, optim, products, report  # noqa: E402
 from aura.models import hrm  # noqa: E402
 
 CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H200")
@@ -90,10 +89,10 @@ def step_bytes(config, batch_size, grad_checkpointing, precision="bf16"):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Calcula la memoria y la velocidad de un paso de HRM-Text1.")
-    parser.add_argument("--preset", choices=list(hrm.PRESETS), default="1b", help="(por defecto: %(default)s)")
-    parser.add_argument("--batch-size", type=measure.sizes, default="24,12", help="(por defecto: 24,12)")
-    parser.add_argument("--seq-len", type=int, help="longitud (por defecto: la del preset)")
+    parser = cli.Parser(description="Calcula la memoria y la velocidad de un paso de HRM-Text1.")
+    parser.add_argument("--preset", type=cli.choice(*hrm.PRESETS), default="1b", help=", ".join(hrm.PRESETS))
+    parser.add_argument("--batch-size", type=measure.sizes, default="24,12", help="secuencias de cada lote")
+    parser.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud (por defecto: la del preset)")
     return parser
 
 
@@ -117,4 +116,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

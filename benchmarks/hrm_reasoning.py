@@ -38,9 +38,8 @@ import torch.nn.functional as F
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
-import train_script  # noqa: E402
 
-from aura import ops, optim  # noqa: E402
+from aura import cli, ops, optim  # noqa: E402
 from aura.models import gpt, hrm  # noqa: E402
 
 WIDTH, HEADS, FF = 32, 2, 80
@@ -404,17 +403,17 @@ def seeds(text):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Compara HRM-Text1 con GPT de sus parámetros y de sus FLOP en tres "
+    parser = cli.Parser(description="Compara HRM-Text1 con GPT de sus parámetros y de sus FLOP en tres "
                                                  "tareas de razonamiento, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true", help="imprime al final las tablas en Markdown")
     parser.add_argument("--tasks", type=measure.names(*TASKS), default=",".join(TASKS),
-                        help="tareas (por defecto: %(default)s)")
-    parser.add_argument("--seeds", type=seeds, default="0,1,2", help="semillas (por defecto: %(default)s)")
-    parser.add_argument("--jobs", type=train_script.positive, default=os.cpu_count() or 1,
-                        help="procesos, de un hilo cada uno (por defecto: %(default)s)")
+                        help="tareas")
+    parser.add_argument("--seeds", type=seeds, default="0,1,2", help="semillas")
+    parser.add_argument("--jobs", type=cli.number(int, low=1), default=os.cpu_count() or 1,
+                        help="procesos, de un hilo cada uno")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=train_script.positive, default=STEPS, help="pasos (por defecto: %(default)s)")
+    length.add_argument("--steps", type=cli.number(int, low=1), default=STEPS, help="pasos")
     length.add_argument("--quick", dest="steps", action="store_const", const=QUICK_STEPS,
                         help=f"{QUICK_STEPS} pasos: funciona, pero nadie aprende mucho")
     return parser
@@ -431,4 +430,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

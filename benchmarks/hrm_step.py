@@ -10,7 +10,6 @@ float64. The official classes are taken as they are, in plain torch: FlashAttent
 gives way to scaled_dot_product_attention, and its head shares the embedding's weights, as ours does.
 """
 
-import argparse
 import dataclasses
 import functools
 import importlib
@@ -27,7 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 import measure  # noqa: E402
 import train_step  # noqa: E402
 
-from aura import ops  # noqa: E402
+from aura import cli, ops  # noqa: E402
 from aura.models import hrm  # noqa: E402
 
 OURS, SDPA, OFFICIAL = "ours", "ours with sdpa", "HRM-Text"
@@ -165,17 +164,17 @@ def race(args):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Mide un paso de entrenamiento de HRM-Text1, en la CPU.")
+    parser = cli.Parser(description="Mide un paso de entrenamiento de HRM-Text1, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--hrm-text", metavar="CARPETA", required=True,
                         help="copia de https://github.com/sapientinc/HRM-Text")
-    parser.add_argument("--preset", choices=list(hrm.PRESETS), default="demo", help="(por defecto: demo)")
-    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
+    parser.add_argument("--preset", type=cli.choice(*hrm.PRESETS), default="demo", help=", ".join(hrm.PRESETS))
+    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos")
     parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32",
-                        help="fp32, y bf16 con autocast (por defecto: fp32)")
-    parser.add_argument("--seq-len", type=int, help="longitud (por defecto: la del preset)")
-    parser.add_argument("--batch-size", type=int, default=BATCH, help="secuencias (por defecto: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="rondas, 3 si duran mucho (por defecto: 5)")
+                        help="fp32, y bf16 con autocast")
+    parser.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud (por defecto: la del preset)")
+    parser.add_argument("--batch-size", type=cli.number(int, low=1), default=BATCH, help="secuencias")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=5, help="rondas, 3 si duran mucho")
     return parser
 
 
@@ -188,4 +187,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -13,7 +13,6 @@ measured time for a packed tensor ('packed'), but not for three ('separate'). Ba
 that is not. The time that torch.compile and flex_attention take to compile is not counted.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -31,8 +30,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import ops, start  # noqa: E402
-from aura.errors import UserError  # noqa: E402
+from aura import cli, ops, start  # noqa: E402
 
 OURS = "fused"  # what is measured as ours, a mode of ops.using
 SEED = 1234
@@ -734,21 +732,21 @@ def worthwhile() -> tuple[list[str], list[str]]:
                       "--dtype fp32,bf16 se mide"]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Mide las operaciones propias frente a las de torch, en la CPU.")
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description="Mide las operaciones propias frente a las de torch, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true",
                         help="a la salida solo la tabla del resumen; lo demás, a la de errores")
     parser.add_argument("--only", type=measure.names(*SECTIONS), default=None, metavar="PARTES",
                         help=f"solo estas partes, separadas por comas: {', '.join(SECTIONS)}")
-    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
+    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos")
     parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default=None,
                         help="tipos de los tensores (por defecto: fp32 y, si el procesador no lo multiplica mucho más "
                              "despacio, bf16)")
     parser.add_argument("--seq-len", type=measure.sizes, default=None,
                         help=f"longitudes T de la atención (por defecto: {','.join(map(str, LENGTHS))})")
-    parser.add_argument("--rounds", type=int, default=5, help="rondas como mínimo, 3 si duran mucho (por defecto: 5)")
-    parser.add_argument("--seconds", type=float, default=None,
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=5, help="rondas como mínimo, 3 si duran mucho")
+    parser.add_argument("--seconds", type=cli.number(float, low=0), default=None,
                         help="tiempo mínimo por comparación (por defecto: 0.2; con --quick, 0.05)")
     parser.add_argument("--quick", action="store_true", help="menos formas y menos tiempo: menos de dos minutos")
     return parser
@@ -802,7 +800,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as problem:
-        sys.exit(f"error: {problem}")
+    cli.run(main)

@@ -12,8 +12,6 @@ unchanged until the next call; the peers return new tensors, except "preallocate
 "uint16 batch" compare the delivery of something else: the narrow batch that is copied to a GPU and widened there.
 """
 
-import argparse
-import json
 import os
 import platform
 import statistics
@@ -26,9 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from aura import backend, extension, tokens  # noqa: E402
+import measure  # noqa: E402
+
+from aura import backend, cli, extension, tokens  # noqa: E402
 
 VOCAB = 50_257
 BATCH = 16
@@ -210,7 +210,7 @@ def equal(ours: Callable, peers: dict[str, Callable], orders) -> None:
                 raise SystemExit(f"{name} no da los mismos tokens")
 
 
-def measure(path: str, seq_len: int, batches: int, rounds: int) -> list[dict]:
+def race(path: str, seq_len: int, batches: int, rounds: int) -> list[dict]:
     header = tokens.read_header(path)
     data = np.memmap(path, np.uint16, "r", offset=tokens.HEADER_BYTES)
     with tokens.TokenLoader([path], seq_len, BATCH, vocab_size=VOCAB) as loader:
@@ -296,12 +296,12 @@ def table(result: dict) -> None:
     print("mismo orden con otros números de procesos:", result["same_order"])
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Mide el lector de tokens frente a otros, en un solo núcleo.")
-    parser.add_argument("--json", metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--megabytes", type=int, default=200, help="tamaño del fichero de tokens (por defecto: 200)")
-    parser.add_argument("--rounds", type=int, default=9, help="rondas (por defecto: 9)")
-    parser.add_argument("--batches", type=int, default=5000, help="lotes por ronda (por defecto: 5000)")
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description="Mide el lector de tokens frente a otros, en un solo núcleo.")
+    parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
+    parser.add_argument("--megabytes", type=cli.number(int, low=1), default=200, help="tamaño del fichero de tokens")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=9, help="rondas")
+    parser.add_argument("--batches", type=cli.number(int, low=1), default=5000, help="lotes por ronda")
     return parser
 
 
@@ -324,12 +324,11 @@ def main() -> None:
             "file_megabytes": arguments.megabytes,
             "memory_growth_kib": memory(path),
             "same_order": same_order(path),
-            "rows": [row for t in SIZES for row in measure(path, t, arguments.batches, arguments.rounds)],
+            "rows": [row for t in SIZES for row in race(path, t, arguments.batches, arguments.rounds)],
         }
     table(result)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    measure.write(arguments.json, result)
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

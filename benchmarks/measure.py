@@ -83,6 +83,13 @@ def file(text: str) -> str:
     return text
 
 
+def existing(text: str) -> Path:
+    """A file that is there, by its whole path, as children run in other folders."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} no existe o no es un fichero")
+    return Path(text).resolve()
+
+
 def names(*known: str) -> Callable[[str], list[str]]:
     """A type for argparse: a comma-separated list of some of `known`."""
 

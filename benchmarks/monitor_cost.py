@@ -9,7 +9,6 @@ The share is of one core, between the first and the last sample of one run. It d
 the programs that monitor.py starts (nvidia-smi, where there is no nvidia-ml-py).
 """
 
-import argparse
 import contextlib
 import platform
 import subprocess
@@ -20,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
 
-from aura import backend, dashboard, processes, sensors  # noqa: E402
+from aura import backend, cli, dashboard, processes, sensors  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 0.01  # of one core, at the default interval
@@ -105,14 +104,14 @@ def table(result):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Mide lo que cuesta monitor.py (Linux).")
+    parser = cli.Parser(description="Mide lo que cuesta monitor.py (Linux).")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--interval", type=float, default=5.0, metavar="S",
-                        help="segundos entre muestras (por defecto: 5)")
-    parser.add_argument("--samples", type=int, default=24, help="muestras de monitor.py (por defecto: 24)")
-    parser.add_argument("--repeats", type=int, default=100, help="repeticiones de cada parte (por defecto: 100)")
-    parser.add_argument("--processes", type=int, default=0, metavar="N",
-                        help="llena antes la máquina con N procesos parados (por defecto: 0)")
+    parser.add_argument("--interval", type=cli.number(float, low=0.1), default=5.0, metavar="S",
+                        help="segundos entre muestras")
+    parser.add_argument("--samples", type=cli.number(int, low=1), default=24, help="muestras de monitor.py")
+    parser.add_argument("--repeats", type=cli.number(int, low=1), default=100, help="repeticiones de cada parte")
+    parser.add_argument("--processes", type=cli.number(int, low=0), default=0, metavar="N",
+                        help="llena antes la máquina con N procesos parados")
     return parser
 
 
@@ -130,4 +129,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

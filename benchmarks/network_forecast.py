@@ -8,7 +8,6 @@ examines the pair, then train_gpt2_spanish.py trains there; its heartbeat says h
 rank. The forecast is `waiting_s`, what backward does not hide. One thread for each process.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -23,7 +22,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import measure  # noqa: E402
 
-from aura import forecast, heartbeat  # noqa: E402
+from aura import cli, forecast, heartbeat  # noqa: E402
+from aura.models import gpt  # noqa: E402
 from tests.hosts import PORT, Switch, limits_work  # noqa: E402
 
 CLOSE = 0.25  # of what is measured
@@ -72,12 +72,12 @@ def compare(mbit, args, folder):
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(description="Compara lo que test_ddp.py --full predice con lo que se espera al "
+    parser = cli.Parser(description="Compara lo que test_ddp.py --full predice con lo que se espera al "
                                      "entrenar, en enlaces de varias velocidades (Linux, root).")
-    parser.add_argument("--mbit", type=measure.numbers, default="50,200,1000", metavar="N,N,...",
-                        help="velocidades de los enlaces en Mbit/s (por defecto: 50,200,1000)")
-    parser.add_argument("--preset", default="demo", help="preset que se entrena (por defecto: demo)")
-    parser.add_argument("--steps", type=int, default=12, help="pasos de cada entrenamiento (por defecto: 12)")
+    parser.add_argument("--mbit", type=measure.sizes, default="50,200,1000", metavar="N,N,...",
+                        help="velocidades de los enlaces en Mbit/s")
+    parser.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="demo", help="preset que se entrena")
+    parser.add_argument("--steps", type=cli.number(int, low=1), default=12, help="pasos de cada entrenamiento")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     return parser
 
@@ -98,4 +98,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -21,7 +21,6 @@ That takes hours: with --work the same command, given again, goes on from where 
 --methods and --seeds.
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -43,9 +42,8 @@ import slow_network_crew  # noqa: E402
 import slow_network_table  # noqa: E402
 from slow_network_crew import CONTROL, METHODS, ONE, OURS_TOGETHER  # noqa: E402
 from slow_network_peers import EXPECTED, OURS, TORCH_DDP, TORCH_LOCAL  # noqa: E402
-from train_script import positive  # noqa: E402
 
-from aura import corpus, dataset, files, report  # noqa: E402
+from aura import cli, corpus, dataset, files, report  # noqa: E402
 from aura.diloco import FRAGMENTS  # noqa: E402
 from aura.models import gpt  # noqa: E402
 from aura.pace import TIE  # noqa: E402
@@ -397,49 +395,41 @@ def sizes(args):
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
-def existing_file(text):
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} no existe o no es un fichero")
-    return Path(text).resolve()
-
-
 def build_parser():
-    parser = argparse.ArgumentParser(description="Compara una máquina con varias unidas por redes lentas: --sync ddp, "
+    parser = cli.Parser(description="Compara una máquina con varias unidas por redes lentas: --sync ddp, "
                                      "fp16, diloco y auto, y lo que trae torch (Linux, root).")
     parser.add_argument("--networks", type=slow_network_crew.networks, default="1000,200,50,10,200%2",
                         metavar="RED,RED,...",
-                        help="Mbit/s; 50/10: la primera máquina envía a 50 y recibe a 10; 200%%2: se pierde el 2 %% "
-                        "(por defecto: 1000,200,50,10,200%%2)")
-    parser.add_argument("--methods", type=measure.names(*METHODS), default=list(METHODS), metavar="NOMBRE,...",
-                        help=f"de: {', '.join(METHODS)} (por defecto: todos)")
+                        help="Mbit/s; 50/10: la primera máquina envía a 50 y recibe a 10; 200%%2: se pierde el 2 %%")
+    parser.add_argument("--methods", type=measure.names(*METHODS), default=",".join(METHODS), metavar="NOMBRE,...",
+                        help="los que se comparan")
     parser.add_argument("--quality", action="store_true",
                         help="compara la pérdida de validación en lugar de la velocidad")
     parser.add_argument("--seeds", type=measure.numbers, default="1,2,3",
-                        help="semillas de --quality (por defecto: 1,2,3)")
-    parser.add_argument("--corpus", type=existing_file, nargs="+", metavar="FICHERO",
+                        help="semillas de --quality")
+    parser.add_argument("--corpus", type=measure.existing, nargs="+", metavar="FICHERO",
                         help="textos que se añaden a la muestra incluida")
-    parser.add_argument("--lr", type=float, default=4e-4,
-                        help="tasa de aprendizaje de --quality; menos, con menos tokens por paso (por defecto: 0.0004)")
-    parser.add_argument("--beta2", type=float, default=0.999, metavar="X",
-                        help="la de AdamW; más, con menos tokens por paso (por defecto: 0.999)")
-    parser.add_argument("--precision", choices=list(measure.DTYPES), default="fp32",
-                        help="en la que se calcula (por defecto: fp32)")
+    parser.add_argument("--lr", type=cli.number(float, above=0), default=4e-4,
+                        help="tasa de aprendizaje de --quality; menos, con menos tokens por paso")
+    parser.add_argument("--beta2", type=cli.number(float, low=0, high=1), default=0.999, metavar="X",
+                        help="la de AdamW; más, con menos tokens por paso")
+    parser.add_argument("--precision", type=cli.choice(*measure.DTYPES), default="fp32",
+                        help="en la que se calcula")
     for name, what in (("sync-lr", "tasa"), ("sync-momentum", "inercia")):
-        parser.add_argument(f"--{name}", type=float, metavar="X",
+        parser.add_argument(f"--{name}", type=cli.number(float, low=0), metavar="X",
                             help=f"{what} de los acuerdos de diloco (por defecto: la de los scripts)")
     parser.add_argument("--work", type=lambda text: Path(text).resolve(), metavar="CARPETA",
                         help="dónde guardar los entrenamientos de --quality; la misma orden sigue donde quedó")
-    parser.add_argument("--speeds", type=existing_file, metavar="FICHERO",
+    parser.add_argument("--speeds", type=measure.existing, metavar="FICHERO",
                         help="resultado anterior (--json) del que --quality toma los tokens/s de --at")
-    parser.add_argument("--at", default="50", metavar="RED", help="red de --speeds (por defecto: 50)")
+    parser.add_argument("--at", default="50", metavar="RED", help="red de --speeds")
     for name, value, what in (
             ("machines", 2, "máquinas"), ("rounds", 1, "rondas de cada red"),
             ("seconds", 20, "lo que se mide, en segundos"), ("sync-every", SYNC_EVERY, "pasos entre dos acuerdos"),
             ("tokens", 9_000_000, "tokens de cada entrenamiento de --quality"), ("n-layer", 6, "bloques"),
             ("n-embd", 384, "ancho"), ("n-head", 6, "cabezas"), ("vocab-size", 6400, "piezas del tokenizador"),
             ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 2, "secuencias por proceso y paso")):
-        parser.add_argument(f"--{name}", type=positive, default=value, metavar="N",
-                            help=f"{what} (por defecto: {value})")
+        parser.add_argument(f"--{name}", type=cli.number(int, low=1), default=value, metavar="N", help=what)
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", type=measure.file, metavar="FICHERO",
                         help="dónde escribir las tablas de la guía")
@@ -498,4 +488,4 @@ if __name__ == "__main__":
     for each in SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup's SIGHUP
             signal.signal(each, leave)
-    main()
+    cli.run(main)

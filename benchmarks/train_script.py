@@ -35,7 +35,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import dataset, report, tokens  # noqa: E402
+from aura import cli, dataset, report, tokens  # noqa: E402
 from aura.models import gpt  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -252,38 +252,24 @@ def checkout(text: str) -> str:
     return text
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} no es un número entero desde 1")
-    return int(text)
-
-
-def existing(text: str) -> str:
-    """A path that exists, made absolute: our child runs in another folder."""
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} no es un fichero")
-    return str(Path(text).resolve())
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Mide train_tensordock.py entero frente al train.py de nanoGPT, en la "
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description="Mide train_tensordock.py entero frente al train.py de nanoGPT, en la "
                                                  "CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--nanogpt", metavar="CARPETA", type=checkout, required=True,
                         help="copia de https://github.com/karpathy/nanoGPT")
-    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
-    parser.add_argument("--rounds", type=positive, default=3, help="rondas (por defecto: %(default)s)")
-    parser.add_argument("--steps", type=positive, default=40, help="pasos de cada ronda (por defecto: %(default)s)")
-    parser.add_argument("--skip", type=positive, default=10, help="primeros pasos que no cuentan (por defecto: "
-                                                                  "%(default)s)")
+    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=3, help="rondas")
+    parser.add_argument("--steps", type=cli.number(int, low=1), default=40, help="pasos de cada ronda")
+    parser.add_argument("--skip", type=cli.number(int, low=1), default=10, help="primeros pasos que no cuentan")
     text = parser.add_mutually_exclusive_group()
-    text.add_argument("--data", choices=["muestra"], default="muestra", help="el texto incluido (es lo que se usa)")
-    text.add_argument("--text", type=existing, metavar="FICHERO", help="un .txt o .jsonl en vez de la muestra")
+    text.add_argument("--data", type=cli.choice("muestra"), default="muestra", help="el texto incluido")
+    text.add_argument("--text", type=measure.existing, metavar="FICHERO", help="un .txt o .jsonl en vez de la muestra")
     for name, value, what in (
             ("n-layer", 4, "bloques"), ("n-head", 4, "cabezas de atención"), ("n-embd", 256, "ancho"),
             ("seq-len", 128, "longitud de las secuencias"), ("batch-size", 4, "secuencias por microlote"),
             ("grad-accum", 4, "microlotes por paso"), ("vocab-size", 8192, "piezas del tokenizador")):
-        parser.add_argument(f"--{name}", type=positive, default=value, help=f"{what} (por defecto: %(default)s)")
+        parser.add_argument(f"--{name}", type=cli.number(int, low=1), default=value, help=what)
     return parser
 
 
@@ -298,4 +284,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -31,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 import measure  # noqa: E402
 
 import train_gpt2_spanish  # noqa: E402
-from aura import ops, optim, products  # noqa: E402
+from aura import cli, ops, optim, products  # noqa: E402
 from aura.models import gpt  # noqa: E402
 
 CONFIG = dataclasses.replace(gpt.PRESETS["gpt2"], vocab_size=50_257)
@@ -277,17 +277,17 @@ def markdown(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Mide un paso de entrenamiento de gpt2, en la CPU.")
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description="Mide un paso de entrenamiento de gpt2, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true", help="escribe al final una tabla de Markdown")
     parser.add_argument("--nanogpt", metavar="CARPETA",
                         help="copia de https://github.com/karpathy/nanoGPT; sin ella, su modelo no participa")
-    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos (por defecto: 1,2)")
-    parser.add_argument("--seq-len", type=measure.sizes, default="128,512", help="longitudes (por defecto: 128,512)")
+    parser.add_argument("--threads", type=measure.threads, default="1,2", help="números de hilos")
+    parser.add_argument("--seq-len", type=measure.sizes, default="128,512", help="longitudes")
     parser.add_argument("--dtype", type=measure.names(*measure.DTYPES), default="fp32",
-                        help="fp32, y bf16 con autocast (por defecto: fp32)")
-    parser.add_argument("--rounds", type=int, default=5, help="rondas, 3 si duran mucho (por defecto: 5)")
+                        help="fp32, y bf16 con autocast")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=5, help="rondas, 3 si duran mucho")
     parser.add_argument("--no-memory", action="store_true", help="sin medir la memoria, que pide un proceso por modelo")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)  # the child's side of peak_memory
     return parser
@@ -312,4 +312,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -9,7 +9,6 @@ int32 arrays, the library lists. "first" is a tokenizer that has seen nothing, "
 has a cache of 65,536 words, the library one of 10,000.
 """
 
-import argparse
 import functools
 import importlib.metadata
 import multiprocessing
@@ -28,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import backend, squad, wordpiece  # noqa: E402
+from aura import backend, cli, squad, wordpiece  # noqa: E402
 
 OURS = {"first": "ours, first", "again": "ours, again"}
 PEERS = ("tokenizers, encode", "tokenizers, encode_batch")
@@ -134,16 +133,16 @@ def table(result: dict) -> None:
     print(f"ventanas de {result['questions']} preguntas, un proceso: {result['questions_per_s']:,.0f} preguntas/s")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Mide nuestro WordPiece frente a la biblioteca tokenizers.")
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description="Mide nuestro WordPiece frente a la biblioteca tokenizers.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
-    parser.add_argument("--data", nargs="+", default=[str(squad.SAMPLE)], metavar="FICHERO",
+    parser.add_argument("--data", nargs="+", type=measure.existing, default=[str(squad.SAMPLE)], metavar="FICHERO",
                         help="ficheros de SQuAD v1.1 (por defecto: la muestra incorporada)")
     parser.add_argument("--vocab", metavar="RUTA",
                         help="un vocab.txt o su carpeta (por defecto: aprendido de los textos)")
-    parser.add_argument("--processes", type=measure.threads, default=[1, 2], metavar="N,N",
-                        help="procesos a la vez (por defecto: 1,2)")
-    parser.add_argument("--rounds", type=int, default=9, help="rondas (por defecto: 9)")
+    parser.add_argument("--processes", type=measure.threads, default="1,2", metavar="N,N",
+                        help="procesos a la vez")
+    parser.add_argument("--rounds", type=cli.number(int, low=1), default=9, help="rondas")
     return parser
 
 
@@ -171,4 +170,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from aura import ops
 from aura.errors import UserError
-from tests.support import ROOT
+from tests.support import ROOT, run
 
 # What nanoGPT's model.py must offer to take part, by another implementation: a stand-in for a checkout of it.
 NANOGPT = '''
@@ -122,17 +123,43 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     assert causal["ratio"] == pytest.approx(min(long, key=lambda row: row["peer_ms"])["ratio"])
 
 
-def test_what_cannot_be_measured_or_written_is_said_first(load, tmp_path, capsys):
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "benchmarks").glob("*.py"))
+                                  if "def build_parser" in path.read_text(encoding="utf-8")])
+def test_every_number_of_every_benchmark_is_checked(load, name, tmp_path):
+    """And what it takes by default is what it would take if it were written."""
+    parser = load(name).build_parser()
+    for action in parser._actions:
+        action.required = False
+    taken = vars(parser.parse_args([]))
+    for action in parser._actions:
+        if action.type is None or action.default is None:
+            continue
+        flag, word = action.option_strings[-1], str(action.default)
+        if not isinstance(action.default, list):
+            assert vars(parser.parse_args([flag, word]))[action.dest] == taken[action.dest]
+        if isinstance(taken[action.dest], int | float):
+            for bad in ("-1", "uno", "nan"):
+                with pytest.raises(UserError, match=f"{flag}: .*{bad}"):
+                    parser.parse_args([f"{flag}={bad}"])
+        with pytest.raises(UserError, match=flag):
+            parser.parse_args([flag, "¿eh?"])
+
+
+def test_a_bad_argument_of_a_benchmark_is_one_line_and_code_2(tmp_path):
+    assert run([ROOT / "benchmarks" / "hrm_memory.py", "--batch-size", "24,uno", "--preset", "2b"], tmp_path) == (
+        2, "error: --preset: '2b' no es una de las opciones demo, 100m, 1b; --batch-size: '24,uno' "
+        "no es una lista de números separados por comas (las opciones: hrm_memory.py --help)\n")
+
+
+def test_what_cannot_be_measured_or_written_is_said_first(load, tmp_path):
     for name, words, message in (("kernels", ["--json", str(tmp_path / "no" / "a.json")], "no se puede escribir en"),
                                  ("kernels", ["--json", str(tmp_path)], "no se puede escribir en"),
                                  ("kernels", ["--seq-len", "64,0"], "se cuenta desde 1"),
                                  ("kernels", ["--threads", "0"], "se cuenta desde 1"),
                                  ("train_step", ["--seq-len", "1025"], "gpt2 llega a 1024"),
                                  ("train_step", ["--nanogpt", str(tmp_path)], "no tiene model.py")):
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(UserError, match=re.escape(message)):
             load(name).main(words)
-        assert stopped.value.code == 2
-        assert message in capsys.readouterr().err
 
 
 def test_kernels_leaves_out_bfloat16_where_its_products_would_take_most_of_the_time(load, monkeypatch):
@@ -350,17 +377,15 @@ def test_train_script_same_learning_rate(load, nanogpt):
         assert ours == pytest.approx(theirs)
 
 
-def test_train_script_arguments(load, nanogpt, tmp_path, capsys):
+def test_train_script_arguments(load, nanogpt, tmp_path):
     script = load("train_script")
     for words, message in (
             (["--nanogpt", str(tmp_path)], "no es una copia de nanoGPT, le falta train.py, model.py, configurator.py"),
-            (["--nanogpt", str(nanogpt), "--text", str(tmp_path / "nada.txt")], "no es un fichero"),
-            (["--nanogpt", str(nanogpt), "--rounds", "0"], "no es un número entero desde 1"),
+            (["--nanogpt", str(nanogpt), "--text", str(tmp_path / "nada.txt")], "no existe o no es un fichero"),
+            (["--nanogpt", str(nanogpt), "--rounds", "0"], "--rounds: 0 está fuera de lo admitido (desde 1)"),
             (["--nanogpt", str(nanogpt), "--steps", "12"], "--steps 12: hacen falta al menos 3 más que --skip 10")):
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(UserError, match=re.escape(message)):
             script.main(words)
-        assert stopped.value.code == 2
-        assert message in capsys.readouterr().err
 
 
 def test_heartbeat_measures_the_beats_of_ranks_elsewhere(load, capfd, monkeypatch):

@@ -1,5 +1,6 @@
 """Arguments: every bad value in one line, dashes and underscores alike, Spanish help."""
 
+import argparse
 import socket
 import subprocess
 import sys
@@ -66,6 +67,38 @@ def test_every_place_refuses_an_empty_name():
     for action in places:
         with pytest.raises(UserError, match=action.option_strings[-1]):
             parser.parse_args([action.option_strings[-1], ""])
+
+
+def parser_of_lists():
+    def even(text):
+        if int(text) % 2:
+            raise argparse.ArgumentTypeError(f"{text!r} es impar")
+        return int(text)
+
+    parser = cli.Parser(prog="p")
+    parser.add_argument("--numbers", type=lambda text: [even(part) for part in text.split(",")], default="2,4",
+                        help="pares")
+    parser.add_argument("--files", nargs="+", type=even)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=even, default=8)
+    length.add_argument("--quick", dest="steps", action="store_const", const=2)
+    return parser
+
+
+def test_defaults_in_words_are_read_as_values_are():
+    assert vars(parser_of_lists().parse_args([])) == {"numbers": [2, 4], "files": None, "steps": 8, "given": set()}
+    assert parser_of_lists().parse_args(["--quick"]).steps == 2
+    assert "(por defecto: 2,4)" in parser_of_lists().format_help()
+
+
+@pytest.mark.parametrize("words, told", [
+    (["--numbers", "4,5", "--files", "2", "3", "7"],
+     "--numbers: '5' es impar; --files: '3' es impar; --files: '7' es impar"),
+    (["--steps", "4", "--quick"], "--quick no se puede usar junto con --steps"),
+])
+def test_types_that_raise_and_arguments_that_exclude_each_other(words, told):
+    with pytest.raises(UserError, match=told):
+        parser_of_lists().parse_args(words)
 
 
 def test_help_is_spanish_and_shows_defaults():
