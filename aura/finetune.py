@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from aura import (
     backend,
     buckets,
-    checkpoint,
     output,
     pretrained,
     report,
@@ -25,6 +24,7 @@ from aura import (
     squad,
     start,
 )
+from aura.checkpointer import collect
 from aura.errors import OutOfMemory, TrainingFault
 from aura.files import MISSHAPEN, explain, set_aside, write_json
 from aura.models import bert
@@ -191,7 +191,7 @@ class Evaluation:
 def save_model(folder, dist, task, module, metrics, answers=None, named=None):
     """Write the model as --model and other tools read it, its metrics and its answers; to be called on all ranks.
     named: Checkpointer.named(), where nothing else adds it. Raises TrainingFault when the disk refuses."""
-    weights = checkpoint.collect(module.state_dict(), dist)
+    weights = collect(module.state_dict(), dist)
 
     def write():
         try:

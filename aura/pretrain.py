@@ -25,7 +25,7 @@ from aura import (
     tokens,
 )
 from aura import tokenizer as tokenizers
-from aura.checkpoint import collect
+from aura.checkpointer import collect
 from aura.errors import EXIT_OK, UserError
 from aura.signals import orderly_stop
 from aura.words import counted

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from aura import backend, checkpoint, loop, ops, pace, report, resume, sharding, sync
+from aura.checkpointer import Checkpointer, cpu_copy
 from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
@@ -257,7 +258,7 @@ def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=Non
     bytes. begun_with: the checksum of the weights of --model, None where there are none."""
     constants = {**resume.about(config, vocabulary), "arguments": plain_arguments(args), "begun_with": begun_with,
                  "dataset": {"name": dataset, "sha256": sha256}, "versions": versions()}
-    return checkpoint.Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, checkpoint.cpu_copy(constants),
+    return Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, cpu_copy(constants),
                                    names=names, keep_every=args.keep_every, background=True)
 
 

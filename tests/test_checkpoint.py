@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from aura import checkpoint, files, processes
+from aura.checkpointer import Checkpointer
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from tests.support import Process
@@ -27,7 +28,7 @@ def state(step):
 
 
 def saved(directory, *steps, keep=10):
-    keeper = checkpoint.Checkpointer(directory, Session(), keep)
+    keeper = Checkpointer(directory, Session(), keep)
     for step in steps:
         keeper.save(step, state(step))
     return keeper
@@ -66,7 +67,7 @@ def test_an_old_one_that_cannot_be_removed_spoils_no_new_one(tmp_path, monkeypat
 
 def test_a_folder_that_was_removed_is_no_other_runs_to_write_into(tmp_path, monkeypatch):
     """Both would rotate each other's checkpoints away."""
-    keeper = checkpoint.Checkpointer(tmp_path / "c", Session())
+    keeper = Checkpointer(tmp_path / "c", Session())
     (tmp_path / "c").mkdir()
     files.hold(tmp_path / "c", "--checkpoint-dir")
     keeper.save(1, state(1))
@@ -227,7 +228,7 @@ def test_a_cut_checkpoint_is_told_alike_whoever_looks_into_it(tmp_path, size):
 
 
 def test_going_back_leaves_the_other_way_aside(tmp_path, capsys):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=2)
+    keeper = Checkpointer(tmp_path, Session(), keep=2)
     saved(tmp_path, 20, 40, 50, 60)
     keeper.load(str(checkpoint.path_of(tmp_path, 40)))
     keeper.branch_off()
@@ -243,7 +244,7 @@ def test_what_comes_from_elsewhere_leaves_all_that_was_there_aside(tmp_path):
         (tmp_path / name).mkdir()
     saved(tmp_path / "old", 60)
     saved(tmp_path / "new", 10, 5000)
-    keeper = checkpoint.Checkpointer(tmp_path / "new", Session(), keep=1)
+    keeper = Checkpointer(tmp_path / "new", Session(), keep=1)
     keeper.load(str(checkpoint.path_of(tmp_path / "old", 60)))
     keeper.branch_off()
     assert checkpoint.found(tmp_path / "new") == [] and len(checkpoint.found(tmp_path / "old")) == 1
@@ -259,7 +260,7 @@ def test_the_one_just_written_stays_whatever_lies_beside_it(tmp_path):
 
 def test_reload_gives_what_was_loaded_or_saved_last_and_else_what_verifies(tmp_path):
     keeper = saved(tmp_path, 1, 2, 3)
-    reader = checkpoint.Checkpointer(tmp_path, Session())
+    reader = Checkpointer(tmp_path, Session())
     assert reader.reload()["step"] == 3, "nothing loaded yet: the newest"
     reader.load(str(checkpoint.path_of(tmp_path, 1)))
     assert reader.reload()["step"] == 1
@@ -300,9 +301,9 @@ def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
 
 SAVE_FOR_EVER = """
 import sys, torch
-from aura import checkpoint
+from aura.checkpointer import Checkpointer
 from aura.distributed import Session
-keeper = checkpoint.Checkpointer(sys.argv[1], Session(), keep=2, background=sys.argv[3] == "background")
+keeper = Checkpointer(sys.argv[1], Session(), keep=2, background=sys.argv[3] == "background")
 step = int(sys.argv[2])
 while True:
     step += 1
@@ -330,7 +331,7 @@ def test_kill_9_during_saves_always_leaves_a_valid_checkpoint(tmp_path, where):
         found = checkpoint.read(path)
         assert found["step"] >= step + (where == "foreground") and torch.all(found["w"] == found["step"])
         step = found["step"]
-    keeper = checkpoint.Checkpointer(folder, Session(), keep=2)
+    keeper = Checkpointer(folder, Session(), keep=2)
     keeper.save(step + 1, state(1))
     assert sorted(path.suffix for path in folder.iterdir()) == [".pt", ".pt"], "no debris is left"
 
@@ -355,7 +356,7 @@ def test_what_rank_0_died_in_writing_no_other_rank_names(tmp_path):
     """As long as it lives, it may be writing: then they name what comes."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as first:
         watched = processes.watch(first.pid, processes.start_of(first.pid))
-        other = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2, first=watched))
+        other = Checkpointer(tmp_path, Session(rank=1, world_size=2, first=watched))
         for step in (4, 8):
             other.save(step, state(step))
         saved(tmp_path, 4)
@@ -394,7 +395,7 @@ def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch,
     for step in there:
         checkpoint.path_of(tmp_path, step).touch()
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=35e9))
-    checkpoint.Checkpointer(tmp_path, Session(), keep=3, keep_every=every).say_if_room_is_short(10**10, steps[:-1],
+    Checkpointer(tmp_path, Session(), keep=3, keep_every=every).say_if_room_is_short(10**10, steps[:-1],
                                                                                                   steps[-1])
     told = capsys.readouterr().out
     assert f"quedan 35.00 GB y llegará a haber {more} puntos" in told if more else not told
@@ -403,7 +404,7 @@ def test_room_for_one_but_not_for_those_that_stay_is_told(tmp_path, monkeypatch,
 @pytest.mark.parametrize("steps, own, there, told", [
     (1, 24, 0, False), (1, 26, 0, True), (2, 8, 0, True), (2, 8, 2, False), (4, 0, 0, True)])
 def test_what_rank_0_writes_for_itself_takes_room_too(tmp_path, monkeypatch, capsys, steps, own, there, told):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=3)
+    keeper = Checkpointer(tmp_path, Session(), keep=3)
     keeper.own.mkdir()
     for step in range(there):
         checkpoint.path_of(keeper.own, step).touch()
@@ -419,7 +420,7 @@ def test_a_checkpoint_that_its_run_rotates_away_meanwhile_is_passed_over(tmp_pat
 
 
 def test_every_nth_stays_beside_the_newest(tmp_path):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=1, keep_every=10,
+    keeper = Checkpointer(tmp_path, Session(), keep=1, keep_every=10,
                                      names=checkpoint.Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt"))
     for step in (5, 10, 15, 20, 25):
         keeper.save(step, state(step))
@@ -430,9 +431,9 @@ def test_every_nth_stays_beside_the_newest(tmp_path):
 
 
 def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_path, monkeypatch):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), background=True)
+    keeper = Checkpointer(tmp_path, Session(), background=True)
     held, real = threading.Event(), checkpoint.save_file
-    monkeypatch.setattr(checkpoint, "save_file", lambda *words: held.wait(60) and real(*words))
+    monkeypatch.setattr("aura.checkpointer.save_file", lambda *words: held.wait(60) and real(*words))
     weights = torch.ones(1000)
     keeper.save(1, {"w": weights, "list": [weights[:2], "x"]})
     weights.zero_()  # training goes on while the disk is slow
@@ -446,8 +447,8 @@ def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_pa
     keeper.save(2, {"w": weights, "list": [weights[:2], "x"]})
     assert keeper.named().endswith("ckpt-00000002.pt")
     assert torch.all(checkpoint.read(keeper.last)["w"] == 2)
-    monkeypatch.setattr(checkpoint, "cpu_copy", lambda value: pytest.fail("a second copy") if torch.is_tensor(value)
-                        or isinstance(value, dict) else value)
+    monkeypatch.setattr("aura.checkpointer.cpu_copy", lambda value: pytest.fail("a second copy")
+                        if torch.is_tensor(value) or isinstance(value, dict) else value)
     weights.fill_(3)
     keeper.save(3, {"w": weights, "list": [weights[:2], "x"]}, interrupted=True)
     assert torch.all(checkpoint.read(keeper.last)["w"] == 3)
@@ -455,7 +456,7 @@ def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_a_disk_that_fills_up_in_the_background_is_told_once(tmp_path, monkeypatch):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=1, background=True)
+    keeper = Checkpointer(tmp_path, Session(), keep=1, background=True)
     keeper.save(1, state(1))
     keeper.finish()
     real = open
@@ -477,8 +478,8 @@ def test_a_disk_that_fills_up_before_the_first_step_is_told_in_one_line(tmp_path
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_bytes", full)
-    monkeypatch.setattr(checkpoint, "set_aside", full)
+    monkeypatch.setattr("aura.checkpointer.write_bytes", full)
+    monkeypatch.setattr("aura.checkpointer.set_aside", full)
     for step in (lambda: keeper.sign("a"), lambda: keeper.begin("none"), keeper.start_fresh, keeper.branch_off):
         with pytest.raises(UserError, match="^--checkpoint-dir '.*no queda espacio en el disco.; haga sitio o indique"):
             step()
@@ -488,7 +489,7 @@ def test_a_disk_that_fills_up_before_the_first_step_is_told_in_one_line(tmp_path
 @pytest.mark.parametrize("background", [False, True])
 def test_all_of_the_checkpoint_before_is_there_where_rank_0_ends_between_its_two_files(
         tmp_path, monkeypatch, capsys, background):
-    keeper, own = checkpoint.Checkpointer(tmp_path, Session(), background=background), {"own": torch.ones(2)}
+    keeper, own = Checkpointer(tmp_path, Session(), background=background), {"own": torch.ones(2)}
     keeper.save(1, {**state(1), "sync": {"run": "a"}}, own=own)
     keeper.finish()
     real = open
@@ -505,7 +506,7 @@ def test_all_of_the_checkpoint_before_is_there_where_rank_0_ends_between_its_two
 
 def test_the_old_one_stays_when_the_new_one_does_not_verify(tmp_path, monkeypatch):
     keeper = saved(tmp_path, 1, keep=1)
-    monkeypatch.setattr(checkpoint, "damage", lambda path: "el registro data/0 está dañado")
+    monkeypatch.setattr("aura.checkpointer.damage", lambda path: "el registro data/0 está dañado")
     with pytest.raises(TrainingFault, match="data/0"):
         keeper.save(2, state(2))
     monkeypatch.undo()
@@ -513,7 +514,7 @@ def test_the_old_one_stays_when_the_new_one_does_not_verify(tmp_path, monkeypatc
 
 
 def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), background=True)
+    keeper = Checkpointer(tmp_path, Session(), background=True)
 
     def full(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
@@ -526,7 +527,7 @@ def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
 
 
 def test_no_thread_to_be_had_saves_without_one(tmp_path, monkeypatch):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), background=True)
+    keeper = Checkpointer(tmp_path, Session(), background=True)
 
     def refuse(_):
         raise RuntimeError("can't start new thread")
@@ -538,7 +539,7 @@ def test_no_thread_to_be_had_saves_without_one(tmp_path, monkeypatch):
 
 
 def test_what_rank_0_has_saved_of_this_step_is_not_replaced_by_who_is_left(tmp_path):
-    main, left = (checkpoint.Checkpointer(tmp_path, Session(rank=rank)) for rank in (0, 1))
+    main, left = (Checkpointer(tmp_path, Session(rank=rank)) for rank in (0, 1))
     for step, run in ((1, "before"), (2, "ours")):
         for keeper in (main, left):
             keeper.save(step, {"by": keeper.dist.rank, "sync": {"run": run}}, own={})
@@ -550,7 +551,7 @@ def test_what_rank_0_has_saved_of_this_step_is_not_replaced_by_who_is_left(tmp_p
 
 
 def test_no_room_for_what_others_gave_a_part_of_ends_the_run(tmp_path, monkeypatch):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(shards=2), background=True)
+    keeper = Checkpointer(tmp_path, Session(shards=2), background=True)
     problems = [RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("Connection closed by peer")]
 
     def fail(*_):

@@ -359,13 +359,13 @@ def test_a_checkpoint_that_rank_0_cannot_use_is_as_bad_an_argument_on_all_ranks(
     (tmp_path / "cortado.pt").write_bytes(b"PK")
     path = program(tmp_path, f"""
 import time
-from aura import checkpoint
-whole, distributed.FAREWELL_SECONDS = checkpoint.choose, 1
+from aura import checkpointer
+whole, distributed.FAREWELL_SECONDS = checkpointer.choose, 1
 def slow(*words):  # a large one takes longer to read than anybody waits for a machine
     time.sleep(3)
     return whole(*words)
-checkpoint.choose = slow
-print(checkpoint.Checkpointer(".", dist).load("{resume}"))
+checkpointer.choose = slow
+print(checkpointer.Checkpointer(".", dist).load("{resume}"))
 """)
     path.write_text(path.read_text().replace("def main():", """
 start = distributed._start_group

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aura import checkpoint, loop, optim, output, report, sharding, tokens
+from aura.checkpointer import Checkpointer, collect
 from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import UserError
@@ -33,7 +34,7 @@ def train(dist, folder, shards, *, shard, precision="fp32", checkpointing=False,
     optimizer, precision = optim.adamw(model, 1e-2, 0.1), loop.Precision(precision, dist.device)
     sharding.shard(model, optimizer, dist, precision.dtype)
     average, notes, calls = Average(model, 0.9), Notes(), [0]
-    keeper = checkpoint.Checkpointer(folder, dist, keep=9, background=True)
+    keeper = Checkpointer(folder, dist, keep=9, background=True)
     loader = tokens.TokenLoader(shards, 8, BATCH // ACCUM // dist.world_size, vocab_size=65, seed=7, rank=dist.rank,
                                 world_size=dist.world_size, grad_accum=ACCUM)
     state = keeper.load("auto", sharding.own_part(model, optimizer))
@@ -80,7 +81,7 @@ def gradients_of(dist, model, shard, prepare=lambda model: None):
                 (next_token_loss(model, batch)[0] / (1 if shard else dist.world_size)).backward()
     found = {name: sharding.whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
-    state = checkpoint.collect({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, dist)
+    state = collect({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, dist)
     assert (state is None) == (not dist.main)
     return found
 

@@ -30,7 +30,8 @@ import json, sys, time
 from types import SimpleNamespace
 import torch
 import aura.clock
-from aura import checkpoint, cli, distributed, heartbeat, loop, sharding
+from aura import cli, distributed, heartbeat, loop, sharding
+from aura.checkpointer import Checkpointer
 from aura.ema import Average
 from aura.sync import Exact
 
@@ -78,7 +79,7 @@ def train(steps, clock):
     if not dist.sharded:
         wrapped._set_ddp_runtime_logging_sample_rate(1)
     run = loop.Run(model, optimizer, loop.Precision("fp32", dist.device), Loader(), Average(model), Exact(dist))
-    loop.train(wrapped, run, answer, lambda step: 1e-4, checkpoint.Checkpointer(".", dist), reporter,
+    loop.train(wrapped, run, answer, lambda step: 1e-4, Checkpointer(".", dist), reporter,
                loop.Policy(steps, 4, grad_accum=2, log_interval=0, eval_interval=10), dist, clock=clock,
                evaluate=lambda _: {"val_loss": time.sleep(0.05) or 0},
                begin_step=lambda step: None if dist.sharded else ddp.append(waited(wrapped)))

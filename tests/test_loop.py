@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from aura import loop, optim, products, report, sharding, signals, tokens
-from aura.checkpoint import Checkpointer
+from aura.checkpointer import Checkpointer
 from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import OutOfMemory, TrainingFault, UserError

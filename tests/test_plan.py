@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from aura import backend, cgroup, checkpoint, ema, loop, ops, optim, plan, products, report
+from aura import backend, cgroup, ema, loop, ops, optim, plan, products, report
+from aura.checkpointer import _HostCopy
 from aura.models import gpt
 from tests.support import most_allocated
 
@@ -130,7 +131,7 @@ def test_the_state_of_an_optimiser_is_what_it_allocates(name):
 def test_the_copy_for_checkpoints_is_what_the_first_save_leaves_in_memory(name):
     model, optimizer, step = training(wanted := job(WORDS, optimizer=name))
     step()
-    host = checkpoint._HostCopy()
+    host = _HostCopy()
     host.take({"model": model.state_dict(), "ema": ema.Average(model, 0.9).weights,
                "optimizer": optimizer.state_dict()})
     held = sum(buffer.nbytes for buffer in host.buffers.values() if buffer.dim())  # Adam's counts of steps have none

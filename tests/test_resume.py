@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aura import checkpoint, loop, resume
+from aura.checkpointer import Checkpointer
 from aura.distributed import Session
 from aura.errors import UserError
 from aura.sync import Exact
@@ -19,7 +20,7 @@ def run_of_nothing():
 def test_damaged_checkpoints_do_not_take_the_place_of_new_ones(tmp_path, capsys):
     for step in (500, 600):
         (tmp_path / f"ckpt-{step:08d}.pt").write_bytes(b"PK")
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), keep=2)
+    keeper = Checkpointer(tmp_path, Session(), keep=2)
     run = run_of_nothing()
     resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run)
     assert run.progress.step == 0
@@ -30,7 +31,7 @@ def test_damaged_checkpoints_do_not_take_the_place_of_new_ones(tmp_path, capsys)
 
 
 def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
-    keeper = checkpoint.Checkpointer(tmp_path, Session())
+    keeper = Checkpointer(tmp_path, Session())
 
     def go_on(theirs):
         keeper.constants = {"config": theirs}
@@ -63,7 +64,7 @@ def test_an_hrm_of_before_exit_norms_could_be_without_weights_goes_on_with_them(
 
 def test_a_checkpoint_that_somebody_has_made_smaller_is_called_that(tmp_path):
     about = {"config": {}, "tokenizer": torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)}
-    keeper = checkpoint.Checkpointer(tmp_path, Session(), constants=about)
+    keeper = Checkpointer(tmp_path, Session(), constants=about)
     keeper.save(1, {"model": {}, "scaler": {}, "loader": {}, "progress": 1, "dataset": {}})
     with pytest.raises(UserError, match="00001.pt no tiene optimizer, progress: no es .* indique otro") as found:
         resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
@@ -117,7 +118,7 @@ def test_the_data_whose_tokenizer_is_meant_are_named(now, told):
 
 def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
     constants = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
-    keeper = checkpoint.Checkpointer(tmp_path, Session())
+    keeper = Checkpointer(tmp_path, Session())
     for name in ("antes", "ahora"):
         keeper.constants = {**constants, "dataset": {"name": name, "sha256": name}}
         if name == "antes":

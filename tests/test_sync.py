@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from aura import checkpoint, distributed, loop, optim, pretrain, start, sync, tokens
+from aura.checkpointer import ORIGIN, Checkpointer
 from aura.cli import Parser, add_distributed
 from aura.distributed import Session
 from aura.ema import Average
@@ -65,7 +66,7 @@ def train(dist, folder, name, method="diloco", *, source=None, every=EVERY, spoi
     optimizer, precision = optim.adamw(model, 1e-2, 0.1), loop.Precision("fp32", dist.device)
     average, calls = Average(model, ema), itertools.count(1)
     windows, weights, common, seen = [], [], [], []
-    keeper = checkpoint.Checkpointer(folder / name, dist, keep=9, constants=CONSTANTS, background=True)
+    keeper = Checkpointer(folder / name, dist, keep=9, constants=CONSTANTS, background=True)
     loader = tokens.TokenLoader([folder / "train-00000.bin"], 8, WINDOWS // ACCUM // dist.world_size, vocab_size=65,
                                 seed=7, rank=dist.rank, world_size=dist.world_size, grad_accum=ACCUM)
     args = SimpleNamespace(sync=method, sync_every=every, sync_lr=0.75, sync_momentum=0.85,
@@ -176,7 +177,7 @@ def furthest(dist, folder):
     """What three ranks load, each from its own disk; rank 0 prints the step, or None, for each case."""
     def case(name, *disks, signed=None, resume="auto"):
         (folder / name / str(dist.rank)).mkdir(parents=True)
-        keeper = checkpoint.Checkpointer(folder / name / str(dist.rank), dist)
+        keeper = Checkpointer(folder / name / str(dist.rank), dist)
         for step, origin in disks[dist.rank]:
             kept = {"origin": origin} if origin else {}
             keeper.save_alone(step, {"w": torch.full((999,), float(step)), "sync": kept})
@@ -321,7 +322,7 @@ def test_elsewhere_it_goes_on_from_the_agreed_weights(runs, label, size):
     assert ("rank-00001/ckpt-00000006.pt': el registro" in found[-1]["said"]) == (label == "damaged")
     began = stored(runs, "ddp" if label == "from ddp" else "diloco cut", CUT)["sync"].get("origin")
     ended = newest(runs / label)["sync"]
-    assert ended["origin"] == (began or ended["run"]) == (runs / label / checkpoint.ORIGIN).read_text()
+    assert ended["origin"] == (began or ended["run"]) == (runs / label / ORIGIN).read_text()
     order, exact = ([sorted(sum((run["windows"][step * WINDOWS // len(group):(step + 1) * WINDOWS // len(group)]
                                  for run in group), [])) for step in steps]
                     for group, steps in ((found, range(STEPS - CUT)), (told(runs, "ddp"), range(CUT, STEPS))))
@@ -332,7 +333,7 @@ def test_elsewhere_it_goes_on_from_the_agreed_weights(runs, label, size):
 
 def test_what_begins_from_a_checkpoint_that_was_asked_for_takes_none_from_the_way_that_was_left(runs):
     began, ended = stored(runs, "diloco cut", CUT)["sync"], newest(runs / "another way")["sync"]
-    assert ended["origin"] == (runs / "another way" / checkpoint.ORIGIN).read_text() != began["origin"]
+    assert ended["origin"] == (runs / "another way" / ORIGIN).read_text() != began["origin"]
     assert told(runs, "another way")[0]["weights"] == told(runs, "diloco killed")[0]["weights"]
 
 
@@ -391,7 +392,7 @@ def test_a_nan_in_half_the_bytes_restores_all_ranks(runs):
 
 def test_an_own_file_that_cannot_be_written_is_said_and_no_more(tmp_path, capsys):
     (tmp_path / "rank-00001").touch()  # where its folder would be
-    keeper = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2), background=True)
+    keeper = Checkpointer(tmp_path, Session(rank=1, world_size=2), background=True)
     for step in (5, 6):
         keeper.save(step, {"sync": {}}, own={"local": torch.ones(3)}, interrupted=step == 6)
     keeper.finish()
@@ -401,7 +402,7 @@ def test_an_own_file_that_cannot_be_written_is_said_and_no_more(tmp_path, capsys
 
 
 def test_an_own_file_that_is_damaged_is_said_with_what_follows_from_it(tmp_path, capsys):
-    keeper = checkpoint.Checkpointer(tmp_path, Session(rank=1, world_size=2))
+    keeper = Checkpointer(tmp_path, Session(rank=1, world_size=2))
     keeper.save(5, {"sync": {"method": "diloco"}}, own={"local": torch.ones(3)})
     (saved,) = checkpoint.found(keeper.own)
     assert keeper._read_own(checkpoint.path_of(tmp_path, 5), {"method": "diloco"})["own"]

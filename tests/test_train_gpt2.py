@@ -299,8 +299,8 @@ KILLED_AS_IT_SAVES = """
 import os, signal, time
 from pathlib import Path
 import train_gpt2_spanish as script
-from aura import checkpoint, cli, distributed
-save, wait = checkpoint.save_file, distributed.Session.wait_for_main
+from aura import checkpointer, cli, distributed
+save, wait = checkpointer.save_file, distributed.Session.wait_for_main
 def killed(path, state):
     if path.name == "ckpt-00000004.pt" and not int(os.environ["RANK"]):
         end = time.monotonic() + 60
@@ -312,7 +312,7 @@ def told(dist):
     if dist.rank:
         Path("waits").touch()
     return wait(dist)
-checkpoint.save_file, distributed.Session.wait_for_main = killed, told
+checkpointer.save_file, distributed.Session.wait_for_main = killed, told
 cli.run(script.main)
 """
 
