@@ -36,7 +36,7 @@ struct Sigmoid {
   float value, rest;
 };
 __device__ __forceinline__ Sigmoid sigmoid(float x) {
-  const float e = exp2_fast(x * -1.44269504f);
+  const float e = exp2_fast(x * -kLog2E);
   const float value = __fdividef(1.0f, e + 1.0f);
   return {value, e * value};
 }

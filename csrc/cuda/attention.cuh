@@ -29,7 +29,6 @@ constexpr int kRows = 128;
 // Threads of a block whose warps hold kTall blocks of 16 rows each.
 template <int kTall>
 constexpr int kThreadsOf = 32 * (kRows / (16 * kTall));
-constexpr float kLog2E = 1.44269504f;
 
 template <typename T>
 struct View {

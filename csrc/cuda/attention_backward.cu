@@ -17,7 +17,7 @@ template <int kWidth>
 constexpr int kTallOf = kWidth <= 64 ? 2 : 1;
 constexpr int kTile = 32;  // queries or keys in a tile: scores and dP of that many fit the registers left
 
-constexpr int kThreads = 256;  // of statistics_kernel
+constexpr int kStatisticsThreads = 256;
 
 template <typename Type>
 __device__ __forceinline__ float dot(uint32_t a, uint32_t b) {
@@ -30,11 +30,12 @@ constexpr int kRowLanes = kWidth == 32 ? 4 : kWidth == 64 ? 8 : 16;
 
 // counters: wgmma_backward()'s, which this sets to 0.
 template <typename Type, int kWidth>
-__global__ void __launch_bounds__(kThreads) statistics_kernel(const __grid_constant__ Gradients gradients, int64_t rows,
-                                                              int queries, int heads, int width, int* counters) {
+__global__ void __launch_bounds__(kStatisticsThreads)
+    statistics_kernel(const __grid_constant__ Gradients gradients, int64_t rows, int queries, int heads, int width,
+                      int* counters) {
   constexpr int kLanes = kRowLanes<kWidth>;
   if (blockIdx.x == 0 && threadIdx.x < kBackwardCounters) counters[threadIdx.x] = 0;
-  const int64_t row = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;  // of [B, T, H]
+  const int64_t row = (int64_t{blockIdx.x} * kStatisticsThreads + threadIdx.x) / kLanes;  // of [B, T, H]
   const int eight = threadIdx.x % kLanes;
   float delta = 0.0f, lse = 0.0f;
   if (row < rows && eight == 0) lse = gradients.lse[row];  // under way together with the loads below
@@ -310,10 +311,10 @@ const char* attention_backward(const AttentionBackward& job, const AttentionShap
     using Type = decltype(type);
     constexpr int kWidth = decltype(width)::value;
     constexpr bool kDrop = decltype(drop)::value;
-    constexpr int kRowsPerBlock = kThreads / kRowLanes<kWidth>, kBlock = kThreadsOf<kTallOf<kWidth>>;
+    constexpr int kRowsPerBlock = kStatisticsThreads / kRowLanes<kWidth>, kBlock = kThreadsOf<kTallOf<kWidth>>;
     const int64_t heads = in.heads * shape.batch;
     int* const counters = reinterpret_cast<int*>(gradients.statistics + rows);
-    const char* error = launch_blocks<kThreads>(statistics_kernel<Type, kWidth>,
+    const char* error = launch_blocks<kStatisticsThreads>(statistics_kernel<Type, kWidth>,
                                                 (rows + kRowsPerBlock - 1) / kRowsPerBlock, 0, stream, gradients, rows,
                                                 by_query.queries, by_query.heads, by_query.width, counters);
     if (error == nullptr && wgmma) return wgmma_backward(in, shape, gradients, counters, stream);

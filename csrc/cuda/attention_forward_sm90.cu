@@ -55,7 +55,7 @@ __device__ __forceinline__ void bring_tiles(const Maps& maps, const Work& work, 
 }
 
 // Turns: a group may queue its products once the other has queued its own. The first group begins.
-__device__ __forceinline__ void begin_turn(int group) { sync_named<kGroup * kConsumers>(kTurn + group); }
+__device__ __forceinline__ void begin_turn(int group) { sync_threads(kTurn + group, kGroup * kConsumers); }
 __device__ __forceinline__ void end_turn(int group) { arrive_named<kGroup * kConsumers>(kTurn + (group ^ 1)); }
 
 // number, first: as of set_work().

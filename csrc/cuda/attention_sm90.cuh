@@ -32,7 +32,7 @@ __device__ __forceinline__ int find_group() {
 }
 
 // Named barriers of the consumers: one for all of them, and one for each group's turn (attention_forward_sm90.cu).
-__device__ __forceinline__ void sync_consumers() { sync_named<kGroup * kConsumers>(1 + kConsumers); }
+__device__ __forceinline__ void sync_consumers() { sync_threads(1 + kConsumers, kGroup * kConsumers); }
 inline constexpr int kTurn = 2 + kConsumers;
 
 // ---- Tiles ----------------------------------------------------------------------------------------------------------

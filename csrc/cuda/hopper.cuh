@@ -52,12 +52,7 @@ __device__ __forceinline__ void wait(Barrier* barrier, int parity) {
   }
 }
 
-// bar: the named barriers of a block, 1 to 15 (0 is __syncthreads). Whole warps arrive, kThreads threads in all; sync
-// also waits.
-template <int kThreads>
-__device__ __forceinline__ void sync_named(int id) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "n"(kThreads) : "memory");
-}
+// bar.arrive: comes to a barrier of sync_threads and does not wait.
 template <int kThreads>
 __device__ __forceinline__ void arrive_named(int id) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "n"(kThreads) : "memory");

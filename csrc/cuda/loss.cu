@@ -26,7 +26,6 @@ namespace {
 constexpr int kThreads = 1024;  // of a block, at most
 constexpr int kHeld = 8;        // vectors of a row in the registers of a thread, at most
 constexpr int kBatch = 4;       // vectors a thread has under way where the row does not fit the registers
-constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994530942;
 
 template <typename T>

@@ -143,6 +143,8 @@ __device__ __forceinline__ float high_half(Half, uint32_t packed) {
   return value;
 }
 
+constexpr float kLog2E = 1.44269504f;  // e^x is 2^(kLog2E x)
+
 // 2^x, about 2 units in the last place; -inf gives 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;

@@ -21,11 +21,6 @@ inline void arrive_expecting(Barrier* barrier, int bytes) { emulated::arrive(bar
 inline void wait(Barrier* barrier, int parity) { emulated::wait(barrier, parity); }
 
 template <int kThreads>
-void sync_named(int id) {
-  static_assert(kThreads > 0 && kThreads % 32 == 0, "bar counts whole warps");
-  emulated::meet(id, kThreads, true);
-}
-template <int kThreads>
 void arrive_named(int id) {
   static_assert(kThreads > 0 && kThreads % 32 == 0, "bar counts whole warps");
   emulated::meet(id, kThreads, false);

@@ -118,6 +118,7 @@ inline float high_half(BFloat, uint32_t packed) { return detail::wide(static_cas
 inline float low_half(Half, uint32_t packed) { return detail::wide(static_cast<uint16_t>(packed), true); }
 inline float high_half(Half, uint32_t packed) { return detail::wide(static_cast<uint16_t>(packed >> 16), true); }
 
+constexpr float kLog2E = 1.44269504f;
 inline float exp2_fast(float x) { return std::exp2(x); }
 
 }  // namespace cuda
