@@ -34,6 +34,7 @@ from aura import (
     words,
 )
 from aura.checkpoint import Names
+from aura.checkpointer import Checkpointer
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
 from aura.files import explain, set_aside
 from aura.models import gpt
@@ -177,7 +178,9 @@ def complete(args, card, note):
         raise UserError(f"--model_preset manual: indique {', '.join(missing)}")
     for name, value in recipe(preset).items():
         if name in args.given and getattr(args, name) != value and preset is not MANUAL:
-            note(f"Se usa lo indicado: {flag(name)} {getattr(args, name)} (el preset pone {value}).")
+            now = getattr(args, name)
+            used = f"--no_{flag(name).removeprefix('--')}" if now is False else f"{flag(name)} {now}"
+            note(f"Se usa lo indicado: {used} (el preset pone {value}).")
     config = fill(args, preset)
     if args.epochs is None and args.max_steps is None:
         args.epochs = 1
@@ -363,6 +366,7 @@ def main():
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
     dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
     place(args)
+    args.resume = Checkpointer(args.checkpoint_dir, dist).asked(args.resume)
     state = recall.recorded(args, dist.print)
     if state is not None:
         if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way

@@ -142,9 +142,9 @@ class Parser(argparse.ArgumentParser):
         """
         words = list(sys.argv[1:] if args is None else args)
         actions = {}
-        for action in self._actions:  # of two for one value, as --steps and a shorthand, the first
-            if action.dest != "help":
-                actions.setdefault(action.dest, action)
+        for action in self._actions:  # of several for one value, as --steps and a shorthand, the one that takes it
+            if action.dest != "help" and (action.dest not in actions or actions[action.dest].nargs == 0):
+                actions[action.dest] = action
         unset = argparse.Namespace(**dict.fromkeys(actions, _UNSET))
         parsed, unknown = self.parse_known_args([_dashed(word) for word in words], unset)
         parsed.given = {name for name, value in vars(parsed).items() if value is not _UNSET}

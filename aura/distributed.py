@@ -33,6 +33,7 @@ from aura.files import explain
 from aura.processes import has_ended, watch
 from aura.signals import LISTENED, STORE_THREAD, die_with_parent
 
+JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
 ENDING_SECONDS = 2  # what a killed process may take from its last connection to its end
@@ -43,7 +44,7 @@ FAREWELL_SECONDS = 5  # how long a failing rank 0 keeps the store open so that t
 class Session:
     """What a script needs to know about its group. `fallback`: why NCCL was left for gloo, None where it was not.
     `shards`: into how many parts the model is cut, 1 when each process holds all of it. `launch`: a name shared by all
-    attempts of one launch_distributed.py; without that launcher, of this session alone."""
+    attempts of one launch_distributed.py or of one job of distributed.slurm; without them, of this session alone."""
 
     rank: int = 0
     local_rank: int = 0
@@ -65,7 +66,7 @@ class Session:
     first: int | None = None  # processes.watch() of rank 0's process, where that is another of this machine
     broken: bool = False  # peer_lost() was called: no collective will ever end again
     mesh: object = None  # the group as shards know it
-    launch: str = field(default_factory=lambda: os.environ.get(LISTENED) or uuid.uuid4().hex)
+    launch: str = field(default_factory=lambda: os.environ.get(LISTENED) or os.environ.get(JOB) or uuid.uuid4().hex)
 
     @property
     def main(self):

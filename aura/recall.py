@@ -51,7 +51,8 @@ def arguments(args, state, fixed, flag, note):
                         "cero en otra --output_dir")
     places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
     for name in sorted(asked - places - {"prepare", "dry_run"}):  # these two say what to do now, not how to train
-        note(f"Cambia respecto al punto de control: {flag(name)} {before[name]} -> {getattr(args, name)}.")
+        was, now = ("no" if value is False else value for value in (before[name], getattr(args, name)))
+        note(f"Cambia respecto al punto de control: {flag(name)} {was} -> {now}.")
     moved = Path(before["checkpoint_dir"]).resolve() != Path(args.checkpoint_dir).resolve()
     for name in before.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:
         setattr(args, name, before[name])

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from aura import pretrained, wordpiece
+from aura import checkpoint, pretrained, wordpiece
 from aura.models import bert
 from tests import slurm
-from tests.support import ROOT, environment
+from tests.support import ROOT, environment, run
 
 JOB = ROOT / "distributed.slurm"
 STEPS = 200  # so many that a signal arrives before the last one
@@ -27,7 +27,7 @@ def stop(number, _):
     sys.exit(128 + number)
 signal.signal(signal.SIGUSR1, stop)
 signal.signal(signal.SIGTERM, stop)
-print("listo", sys.argv[1:], flush=True)
+print("listo", sys.argv[1:], os.environ["AURA_JOB"], os.environ.get("RANK"), flush=True)
 while True: time.sleep(0.1)
 """
 
@@ -49,7 +49,8 @@ def overdue(cluster, tmp_path_factory):
     (code / "espera.py").write_text(WAITING)
     (code / ".venv").symlink_to(sys.prefix)
     job = cluster.submit("--nodelist=n1", "--ntasks-per-node=2", "--time=1", "--signal=USR1@20", code / JOB.name,
-                         "--a", "b  c", "--resume", "none", cwd=work, SCRIPT="espera.py", MAX_REQUEUES=1)
+                         "--a", "b  c", "--resume", "none", cwd=work, SCRIPT="espera.py", MAX_REQUEUES=1, RANK=0,
+                         WORLD_SIZE=1)
     return job, work / f"bert-squad-{job}.out"
 
 
@@ -72,12 +73,12 @@ def data(tmp_path_factory):
     return folder
 
 
-def train(cluster, folder, data, strategy):
+def train(cluster, folder, data, strategy, *words):
     """Submit a training on two nodes; (its number, its log)."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     job = cluster.submit("--nodes=2", "--cpus-per-task=1", JOB, "--model", data / "modelo", "--dataset",
                          data / "preguntas.json", "--max-val-examples", 4, "--batch-size", 1, "--max-steps", STEPS,
-                         "--log-interval", 1, "--strategy", strategy, cwd=folder, PYTHON=sys.executable,
+                         "--log-interval", 1, "--strategy", strategy, *words, cwd=folder, PYTHON=sys.executable,
                          AURA_EXTENSION="off")
     return job, folder / f"bert-squad-{job}.out"
 
@@ -128,6 +129,23 @@ def test_two_nodes_train_with_both_strategies_and_come_back(cluster, data, tmp_p
         assert f"[rango {rank}] rank={rank} local_rank=0 world_size=2 backend=gloo" in output
 
 
+def test_resume_counts_for_the_first_start_of_a_job_that_gets_as_far(cluster, data, tmp_path):
+    """Put back into the queue before it has begun, in a folder with a run that is complete, it begins all the same;
+    later it goes on from its own."""
+    before = run([ROOT / "train_distributed.py", "--model", data / "modelo", "--dataset", data / "preguntas.json",
+                  "--max-val-examples", 4, "--batch-size", 1, "--max-steps", 2], tmp_path)
+    assert before[0] == 0 and checkpoint.found(tmp_path / "checkpoints"), before[1]
+    job, log = train(cluster, tmp_path, data, "ddp", "--resume", "none")
+    wait_for(log, "arranque 1")
+    cluster.scontrol("requeue", job)
+    wait_for(log, "arranque 2[^$]*Los puntos de control anteriores se han movido a [^$]*paso 1/")
+    cluster.scancel("--signal=USR1", job)
+    step = wait_for(log, r"Detenido por una señal en el paso (\d+)").group(1)
+    wait_for(log, f"arranque 3[^$]*Se reanuda en el paso {step} desde ")
+    cluster.scancel(job)
+    cluster.wait(job, "CANCELLED", "COMPLETED")
+
+
 def test_without_srun_it_is_told_at_once(cluster, tmp_path):
     """And a job of several tasks may train in one process all the same."""
     command = f"'{sys.executable}' '{ROOT / 'test_ddp.py'}'"
@@ -167,11 +185,12 @@ def test_a_node_that_fails_brings_the_job_back_and_scancel_does_not(cluster, tmp
 def test_the_time_limit_and_no_more_requeues_than_asked_for(cluster, overdue):
     job, log = overdue
     wait_for(log, r"pide volver a la cola \(1 de 1\)")
-    wait_for(log, r"(listo \['--a', 'b  c', '--resume', 'none', '--resume', 'auto'\]\n[^$]*){2}")
+    wait_for(log, rf"arranque 2[^$]*(listo \['--a', 'b  c', '--resume', 'none'\] prueba-{job} None\n[^$]*){{2}}")
     cluster.scancel("--signal=USR1", job)  # the limit itself comes twice where the tests before this one took long
     shown, output = cluster.wait(job, "COMPLETED", "FAILED"), log.read_text()
     assert (shown["ExitCode"], shown["Restarts"]) == ("138:0", "1"), output
     assert "no puede volver más veces a la cola (MAX_REQUEUES=1)" in output
+    assert "envíe otra vez la misma orden, sin --resume." in output
     assert output.count("guardado 10") == 4, output  # each process as long as it takes, though another left before
 
 

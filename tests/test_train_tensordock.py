@@ -264,6 +264,15 @@ def test_a_folder_of_the_run_before_goes_on(trained):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_later_start_of_one_job_goes_on_from_what_an_earlier_one_has_saved(trained):
+    command = "--resume_from", trained / "checkpoint-step-4.pt", "--max_steps", 6, "--no_gradient_checkpointing"
+    for job, begins in (("a", 4), ("a", 6), ("b", 4)):
+        code, output = train(trained.parent, *command, AURA_JOB=job)
+        assert code == 0 and f"Se reanuda en el paso {begins} desde " in output, output
+        assert ("--gradient_checkpointing selective -> no." in output) == (begins == 4)
+    assert "Los puntos de control que no llevan a" in output
+
+
 def test_a_second_model_in_the_folder_of_a_finished_one_is_refused_before_anything_is_done(trained, book):
     before = {path.name for path in trained.iterdir()}
     code, output = train(trained.parent, "--dataset_path", book, "--output_dir", "otra", "--output", "salida/dos.pt",
@@ -375,6 +384,8 @@ def test_what_the_first_preset_of_the_guide_asks_for(dry_run):
 def test_what_is_computed_again_is_what_was_asked_for(dry_run, given, planned):
     code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", 8, *given)
     assert code == 0 and planned in output
+    used = "Se usa lo indicado: --no_gradient_checkpointing (el preset pone selective).\n"
+    assert (used in output) == planned.startswith("sin")
 
 
 def test_what_cannot_be_computed_again_is_named(dry_run):
