@@ -24,6 +24,7 @@ from aura.errors import UserError, first_line
 from aura.signals import STORE_THREAD
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
+OVER = "over"  # the key that says of an attempt's keys that a later one has begun
 HOPE_SECONDS = 0.5  # between two looks whether there is still anything to wait for
 NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
 
@@ -187,15 +188,17 @@ def connect_store(place, timeout):
         raise UserError(f"no se pudo llegar al rango 0 en {where} en {timeout:g} s{f' ({wrong})' if wrong else ''}: "
                         "compruebe que está en marcha, que MASTER_ADDR es la dirección de su máquina y que el "
                         "cortafuegos deja pasar ese puerto") from problem
+    if hosted_by_agent:
+        c10d.PrefixStore(attempt_prefix(ago=1), store).set(OVER, "")
     return c10d.PrefixStore(attempt_prefix(), store)
 
 
-def attempt_prefix():
-    """The prefix of this attempt's keys. It names the attempt in torchrun's own store, which outlives it. A store that
-    rank 0 hosts begins and ends with the attempt, and there the number could differ: torchrun counts attempts on each
-    machine, and one that joins later is at its first."""
+def attempt_prefix(ago=0):
+    """The prefix of the keys of this attempt, or of one some attempts ago. It names it in torchrun's own store, which
+    outlives it. A store that rank 0 hosts begins and ends with the attempt, and there the number could differ:
+    torchrun counts attempts on each machine, and one that joins later is at its first."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return f"aura/{os.environ['TORCHELASTIC_RESTART_COUNT']}" if shared else "aura"
+    return f"aura/{int(os.environ['TORCHELASTIC_RESTART_COUNT']) - ago}" if shared else "aura"
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import time
 import uuid
 
 from aura import placement, sources, waiting
-from aura.backend import within
+from aura.backend import OVER, within
 from aura.errors import PeerLost, UserError, agreed
 from aura.processes import start_of
 
@@ -47,6 +47,9 @@ def join(place, dist, args):
 
     def wait():
         came = {}
+        if store.check([OVER]):
+            raise RankTaken(f"las demás máquinas de {place.master_addr}:{place.master_port} han vuelto a empezar sin "
+                            "esta, y no se puede unir a ellas: pare la orden en todas y repítala en todas")
         if store.check(["complete"]):
             raise RankTaken(f"el grupo de {place.master_addr}:{place.master_port}, de {store.get('complete').decode()} "
                             f"procesos, está completo y en marcha sin este, el rango {place.rank} de "

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from contextlib import ExitStack
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -183,6 +184,19 @@ def test_an_order_that_is_typed_twice_is_refused_and_harms_nobody(tmp_path):
             assert code == 2 and ("en uso" if rank == 0 else "completo y en marcha sin este, el rango") in output
         (tmp_path / "ya").touch()
         assert [process.finish(15)[0] for process in group] == [0] * 3
+
+
+def test_a_machine_that_comes_back_after_the_others_began_again_is_told_so(tmp_path):
+    """torchrun's store outlives an attempt, and a machine whose torchrun is new is at its first."""
+    port = free_port()
+    store = c10d.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.set("aura/0/complete", "2")
+    group = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": 0,
+             "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x"}
+    with Process([DOCTOR], tmp_path, RANK=0, TORCHELASTIC_RESTART_COUNT=1, **group):
+        store.wait(["aura/1/joined/0"], timedelta(seconds=60))
+        code, output = run([DOCTOR], tmp_path, RANK=1, TORCHELASTIC_RESTART_COUNT=0, **group)
+    assert code == 2 and "han vuelto a empezar sin esta, y no se puede unir a ellas" in output, output
 
 
 @pytest.mark.parametrize("address, hint", [("127.0.0.1", "en ese puerto no escucha nadie"),
