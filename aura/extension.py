@@ -40,17 +40,7 @@ from typing import NamedTuple, TextIO
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 LOADER_SOURCES = ("csrc/bindings.cpp", "csrc/token_loader.cpp")
-OPS_SOURCES = (
-    "csrc/ops.cpp",
-    "csrc/ops_activation.cpp",
-    "csrc/ops_attention.cpp",
-    "csrc/ops_autograd.cpp",
-    "csrc/ops_linear.cpp",
-    "csrc/ops_loss.cpp",
-    "csrc/ops_norms.cpp",
-    "csrc/ops_rotary.cpp",
-    "csrc/ops_total_norm.cpp",
-)
+OPS_SOURCE = "csrc/operators.cpp"
 KERNELS_SOURCE = "csrc/cpu/kernels.cpp"
 MODULE = "aura._C"
 HASH_MARK = b"aura-source-hash:"
@@ -192,7 +182,7 @@ def units(compiler: list[str], native: bool, isas: dict[str, list[str]]) -> list
     elif sys.platform == "darwin":  # Apple's has no such option, and torch brings omp.h and the library
         threads += ["-Xclang", "-fopenmp"]
     chosen_from = [f"-DAURA_HAS_{isa.upper()}" for isa in NEWEST if isa in isas]
-    found += [Unit(source, f"{Path(source).stem}.o", [*every, *here, *threads, *chosen_from]) for source in OPS_SOURCES]
+    found.append(Unit(OPS_SOURCE, "operators.o", [*every, *here, *threads, *chosen_from]))
     for isa, flags in isas.items():
         found.append(Unit(KERNELS_SOURCE, f"kernels-{isa}.o", [*every, *KERNEL_FLAGS, *flags]))
     return found
@@ -375,6 +365,9 @@ def _run_ninja(ninja: str, folder: Path) -> None:
                 raise Unavailable(f"la compilación no terminó en {BUILD_LIMIT_S} s") from error
             raise
     if process.returncode != 0:
+        if re.search("No space left on device|Disk quota exceeded", output):
+            raise Unavailable(f"no se puede compilar en {str(folder.parent)!r}: no queda espacio ahí o en la carpeta "
+                              "temporal; haga sitio, o defina AURA_BUILD_DIR y TMPDIR con otras")
         raise Unavailable(f"error al compilar: {_first_error(output)}")
 
 
@@ -431,8 +424,8 @@ def _import_file(path: Path) -> ModuleType:
         importlib.import_module("torch")  # brings the libraries that the module is linked with
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_file_location(MODULE, str(path), loader=loader)
-    module = importlib.util.module_from_spec(spec)
     try:
+        module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as problem:
         if "failed to map segment" not in str(problem):

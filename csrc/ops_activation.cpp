@@ -212,7 +212,7 @@ std::tuple<Tensor, Tensor> sigmoid_gate_backward(const Tensor& dy_given, const T
 
 }  // namespace
 
-static void implement(torch::Library& m) {
+static void implement_activation(torch::Library& m) {
   m.impl("gelu_tanh", &gelu_tanh);
   m.impl("gelu_tanh_backward", &gelu_tanh_backward);
   m.impl("swiglu", &swiglu);
@@ -221,7 +221,7 @@ static void implement(torch::Library& m) {
   m.impl("sigmoid_gate_backward", &sigmoid_gate_backward);
 }
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) { implement(m); }
-TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(aura, CPU, m) { implement_activation(m); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement_activation(m); }
 
 }  // namespace aura

@@ -372,14 +372,14 @@ TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("attention_packed_backward(Tensor dout, Tensor qkv, Tensor out, Tensor lse, " AURA_OPTIONS ") -> Tensor");
 }
 
-static void implement(torch::Library& m) {
+static void implement_attention(torch::Library& m) {
   m.impl("attention", &attention);
   m.impl("attention_backward", &attention_backward);
   m.impl("attention_packed", &attention_packed);
   m.impl("attention_packed_backward", &attention_packed_backward);
 }
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) { implement(m); }
-TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(aura, CPU, m) { implement_attention(m); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement_attention(m); }
 
 }  // namespace aura

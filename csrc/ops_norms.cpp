@@ -316,7 +316,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const
 
 }  // namespace
 
-static void implement(torch::Library& m) {
+static void implement_norms(torch::Library& m) {
   m.impl("layer_norm", &layer_norm);
   m.impl("layer_norm_backward", &layer_norm_backward);
   m.impl("rms_norm", &rms_norm);
@@ -329,7 +329,7 @@ static void implement(torch::Library& m) {
   m.impl("add_rms_norm_backward", &add_rms_norm_backward);
 }
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) { implement(m); }
-TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(aura, CPU, m) { implement_norms(m); }
+TORCH_LIBRARY_IMPL(aura, CUDA, m) { implement_norms(m); }
 
 }  // namespace aura

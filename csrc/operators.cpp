@@ -1,0 +1,10 @@
+// All operators as one unit: reading torch's headers takes a compiler longer than any of these files.
+#include "ops.cpp"
+#include "ops_activation.cpp"
+#include "ops_attention.cpp"
+#include "ops_autograd.cpp"
+#include "ops_linear.cpp"
+#include "ops_loss.cpp"
+#include "ops_norms.cpp"
+#include "ops_rotary.cpp"
+#include "ops_total_norm.cpp"
