@@ -48,13 +48,15 @@ def join(place, dist, args):
     def wait():
         came = {}
         if store.check([OVER]):
-            raise RankTaken(f"las demás máquinas de {place.master_addr}:{place.master_port} han vuelto a empezar sin "
-                            "esta, y no se puede unir a ellas: pare la orden en todas y repítala en todas")
+            raise PeerLost(f"las demás máquinas de {place.master_addr}:{place.master_port} han vuelto a empezar sin "
+                           "esta: con --max-restarts, vuelve a arrancar y se une a ellas; si no, pare la orden en "
+                           "todas y repítala en todas")
         if store.check(["complete"]):
             raise RankTaken(f"el grupo de {place.master_addr}:{place.master_port}, de {store.get('complete').decode()} "
                             f"procesos, está completo y en marcha sin este, el rango {place.rank} de "
                             f"{place.world_size}: si se lanzó dos veces la misma orden, deje una; si es otro "
-                            "entrenamiento, elija otro --master-port (o MASTER_PORT) en todas")
+                            "entrenamiento, elija otro --master-port (o MASTER_PORT) en todas; si este se perdió, "
+                            "repita la orden cuando los demás lo hayan notado")
         store.set(key, mine)
         while True:
             if (latest := store.get(key).decode()) != mine:  # who came after us waits as well, and is told

@@ -186,8 +186,9 @@ def test_an_order_that_is_typed_twice_is_refused_and_harms_nobody(tmp_path):
         assert [process.finish(15)[0] for process in group] == [0] * 3
 
 
-def test_a_machine_that_comes_back_after_the_others_began_again_is_told_so(tmp_path):
-    """torchrun's store outlives an attempt, and a machine whose torchrun is new is at its first."""
+def test_a_machine_that_comes_back_after_the_others_began_again_starts_once_more(tmp_path):
+    """torchrun's store outlives an attempt, and a machine whose torchrun is new is at its first. Code 3 is what a
+    launcher starts again, as the next attempt, in which the others are."""
     port = free_port()
     store = c10d.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     store.set("aura/0/complete", "2")
@@ -196,7 +197,7 @@ def test_a_machine_that_comes_back_after_the_others_began_again_is_told_so(tmp_p
     with Process([DOCTOR], tmp_path, RANK=0, TORCHELASTIC_RESTART_COUNT=1, **group):
         store.wait(["aura/1/joined/0"], timedelta(seconds=60))
         code, output = run([DOCTOR], tmp_path, RANK=1, TORCHELASTIC_RESTART_COUNT=0, **group)
-    assert code == 2 and "han vuelto a empezar sin esta, y no se puede unir a ellas" in output, output
+    assert code == 3 and "han vuelto a empezar sin esta: con --max-restarts, vuelve a arrancar" in output, output
 
 
 @pytest.mark.parametrize("address, hint", [("127.0.0.1", "en ese puerto no escucha nadie"),

@@ -266,6 +266,28 @@ def test_a_new_attempt_goes_on_though_the_first_was_told_to_begin_anew(tmp_path,
     assert code == 0 and output.count("se han movido") == 1 and "Se reanuda en el paso" in output, output
 
 
+def test_a_machine_that_is_lost_and_comes_back_goes_on_with_the_other(tmp_path, data):
+    folders, port = [tmp_path / "first", tmp_path / "second"], free_port()
+    for folder in folders:
+        folder.mkdir()
+
+    def node(number):
+        options = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--max-restarts", 2,
+                   "--node-rank", number]
+        words = training(data, 100, "--checkpoint-freq", 5, "--dist-timeout", 60)
+        return launched(folders[number], *words, processes=1, options=options)
+
+    with node(0) as first:
+        with node(1):
+            first.wait_for("paso 12/")  # then all of the other's processes are killed
+        first.wait_for("Esperando desde hace")  # in its second attempt
+        with node(1) as second:
+            code, output = first.finish()
+            assert code == 0 and "Se reanuda en el paso" in output, output
+            code, output = second.finish()
+            assert code == 0 and output.count("han vuelto a empezar sin esta") == 1, output
+
+
 def test_a_signal_saves_and_ends_with_its_code(tmp_path, data):
     with launched(tmp_path, *training(data, 100000), options=["--max-restarts", 2]) as process:
         process.wait_for("paso 3/")
