@@ -34,7 +34,7 @@ from aura import (
     words,
 )
 from aura.checkpoint import Names
-from aura.checkpointer import Checkpointer
+from aura.checkpointer import asked
 from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
 from aura.files import explain, set_aside
 from aura.models import gpt
@@ -366,7 +366,7 @@ def main():
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
     dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
     place(args)
-    args.resume = Checkpointer(args.checkpoint_dir, dist).asked(args.resume)
+    args.resume = asked(args, dist)
     state = recall.recorded(args, dist.print)
     if state is not None:
         if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way

@@ -53,6 +53,22 @@ class _HostCopy:
         return cpu_copy(tree)
 
 
+def asked(args, dist):
+    """What --resume means in this attempt of a launch; on rank 0 alone. Who starts the group again repeats arguments
+    that were meant for the first attempt. A later one takes 'auto' if an earlier one has saved in the folder or, having
+    begun anew and signed it, may have saved on another rank's disk."""
+    directory = Path(args.checkpoint_dir)
+    with contextlib.suppress(OSError):  # who uses the folder next says what is wrong with it
+        if (directory / LAUNCH).read_bytes() == dist.launch.encode() and (
+                found(directory) or args.resume == "none" and _signature(directory)):
+            return "auto"
+    return args.resume
+
+
+def _signature(directory):
+    return (directory / ORIGIN).read_text(encoding="utf-8", errors="replace")
+
+
 class Checkpointer:
     """Saves, rotates and restores the checkpoints of one run, on every rank alike.
 
@@ -101,16 +117,6 @@ class Checkpointer:
             if folder:
                 self.dist.print(f"Los puntos de control que no llevan a {path} se han movido a {folder}.")
         return folder
-
-    def asked(self, resume):
-        """What --resume `resume` means in this attempt of a launch; on rank 0 alone. A launcher that restarts the group
-        repeats arguments that were meant for the first attempt. A later one takes 'auto' if an earlier one has saved in
-        the folder or, having begun anew and signed it, may have saved on another rank's disk."""
-        with contextlib.suppress(FileNotFoundError):
-            saved = found(self.directory) or resume == "none" and self._signed()
-            if saved and (self.directory / LAUNCH).read_bytes() == self.dist.launch.encode():
-                return "auto"
-        return resume
 
     def begin(self, resume):
         """Leave word that what lies in the folder is of this launch, for a later attempt to know."""
@@ -347,7 +353,7 @@ class Checkpointer:
 
     def _signed(self):
         with contextlib.suppress(FileNotFoundError):
-            return (self.directory / ORIGIN).read_text(encoding="utf-8", errors="replace")
+            return _signature(self.directory)
 
     def _further(self, path, origin):
         """(path, rank) of the furthest checkpoint that verifies, of the run that began as `origin`, on another rank's

@@ -31,9 +31,8 @@ from aura.console import harmless
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
 from aura.processes import has_ended, watch
-from aura.signals import LISTENED, STORE_THREAD, die_with_parent
+from aura.signals import JOB, LISTENED, STORE_THREAD, die_with_parent
 
-JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
 ENDING_SECONDS = 2  # what a killed process may take from its last connection to its end

@@ -26,7 +26,7 @@ from pathlib import Path
 from aura import console, waiting
 from aura.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_OK, EXIT_SIGNAL_BASE, UserError
 from aura.files import explain
-from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, die_with_parent, ignored
+from aura.signals import JOB, LISTENED, ORDERLY, SPEAK_SECONDS, die_with_parent, ignored
 
 MARK = "\x1e"  # begins each line of a rank's standard error; twice, a message to the launcher
 PIECE = 1000  # characters that are written at once, up to 4 bytes each: the pipe would mix longer ones of two ranks
@@ -164,7 +164,8 @@ class Launch:
         for number in ORDERLY:
             if not ignored(number):
                 signal.signal(number, self.pass_on)
-        self.torchrun = subprocess.Popen(command, env={**os.environ, **variables, LISTENED: uuid.uuid4().hex},
+        name = os.environ.get(JOB) or uuid.uuid4().hex
+        self.torchrun = subprocess.Popen(command, env={**os.environ, **variables, LISTENED: name},
                                          stderr=subprocess.PIPE, start_new_session=True,
                                          preexec_fn=die_with_parent(signal.SIGTERM, os.getpid()))
         if self.asked:

@@ -76,7 +76,8 @@ def _find_or_prepare(args, dist, config):
         if not args.prepare:
             # train_tensordock.py takes no other tokenizer than that of the run, and no other text.
             earlier = [] if "output_dir" in vars(args) else tokenizers.NAMES
-            resume.require_same(args, dataclasses.replace(config, vocab_size=tokenizer.vocab_size), tokenizer.model,
+            planned = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
+            resume.require_same(args, dist, planned, tokenizer.model,
                                 [Path(args.data_dir, text.name, each) for each in earlier])
 
     return dataset.prepare(

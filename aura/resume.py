@@ -8,6 +8,7 @@ import torch
 
 from aura import checkpoint, models, report, sharding, sync
 from aura import tokenizer as tokenizers
+from aura.checkpointer import asked
 from aura.errors import UserError, agreed
 from aura.files import explain
 
@@ -25,13 +26,13 @@ def restore(args, dist, checkpointer, run, strict=False):
     Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
     strict, is refused as well.
     """
-    asked, state = dist.run_on_main(lambda: checkpointer.asked(args.resume)), None
-    if asked != "none":
-        state = checkpointer.load(asked, sharding.own_part(run.module, run.optimizer), run.sync.setting)
+    meant, state = dist.run_on_main(lambda: asked(args, dist)), None
+    if meant != "none":
+        state = checkpointer.load(meant, sharding.own_part(run.module, run.optimizer), run.sync.setting)
     if state is None:
         checkpointer.start_fresh()  # damaged ones too: rotation would keep them, and not the new ones
         checkpointer.sign(run.sync.origin)
-        checkpointer.begin(asked)
+        checkpointer.begin(meant)
         return
     _require_same(state, checkpointer.last, checkpointer.constants)
     if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
@@ -43,9 +44,9 @@ def restore(args, dist, checkpointer, run, strict=False):
                      "indique aquellos, o empiece de cero en otra carpeta")
     if folder := checkpointer.branch_off():
         _keep_log(args, dist, folder)
-    checkpointer.begin(asked)
+    checkpointer.begin(meant)
     run.restore(state, same_data)
-    if asked != "auto" and run.sync.origin:  # what others hold of the way that was left is not this run's
+    if meant != "auto" and run.sync.origin:  # what others hold of the way that was left is not this run's
         run.sync.origin = sync.name_run(dist)
     checkpointer.sign(run.sync.origin)
     progress, before = run.progress, state.get("arguments", {})
@@ -110,11 +111,12 @@ def length(args, dist, loader, progress):
     return whole + fewer, fewer
 
 
-def require_same(args, config, vocabulary, earlier):
+def require_same(args, dist, config, vocabulary, earlier):
     """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
     0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes. earlier: files that may
     hold that of the checkpoint, for the message to name."""
-    path = args.resume != "none" and checkpoint.choose(args.resume, args.checkpoint_dir)
+    meant = asked(args, dist)
+    path = meant != "none" and checkpoint.choose(meant, args.checkpoint_dir)
     if path:
         _require_same(checkpoint.peek(path), path, about(config, vocabulary), earlier)
 

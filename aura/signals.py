@@ -19,6 +19,7 @@ import time
 from aura.errors import EXIT_SIGNAL_BASE
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
 LISTENED = "AURA_LAUNCHER"  # the name of a launch, for processes whose standard error launch.py reads
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
 STORE_THREAD = "store"  # the name of each thread that asks the store, and may be left behind in a wait for its answer

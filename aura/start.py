@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from aura import backend, checkpoint, loop, ops, pace, report, resume, sharding, sync
-from aura.checkpointer import Checkpointer, cpu_copy
+from aura.checkpointer import Checkpointer, asked, cpu_copy
 from aura.diloco import DiLoCo
 from aura.ema import Average
 from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
@@ -39,8 +39,9 @@ def check_places(args, dist, folder=False, description=None):
 
 
 def _check_places(args, dist, folder, description=None):
-    if dist.main and args.resume not in ("auto", "none") and not os.path.isdir(args.resume):
-        checkpoint.peek(checkpoint.choose(args.resume, args.checkpoint_dir))  # or the data would be prepared first
+    resume = asked(args, dist)
+    if dist.main and resume not in ("auto", "none") and not os.path.isdir(resume):
+        checkpoint.peek(checkpoint.choose(resume, args.checkpoint_dir))  # or the data would be prepared first
     # What one script fills from its output folder is called as the user called it: that one comes first.
     places = {"--output_dir": args.output_dir} if "output_dir" in vars(args) else {}
     places |= {"--checkpoint-dir": args.checkpoint_dir, "--log-dir": args.log_dir,

@@ -280,8 +280,11 @@ class Contestant:
     def turn(self, steps=None):
         """(seconds, CPU seconds) per step, on the slowest process, of a turn."""
         steps = steps or self.steps
-        for _, connection in self.members:
-            connection.send(steps)
+        for rank, (_, connection) in enumerate(self.members):
+            try:
+                connection.send(steps)
+            except ConnectionError:
+                self.fail(rank, "ha terminado antes de tiempo")
         return [max(values) / steps for values in zip(*(spent for spent, _ in self.wait()), strict=True)]
 
     def fail(self, rank, how):

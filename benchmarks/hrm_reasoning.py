@@ -347,10 +347,16 @@ def race(args):
     result = {"benchmark": "hrm_reasoning", **measure.environment(), "rates": RATES, "validation_seed": VALIDATION_SEED}
     announce(args, result)
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn"), initializer=measure.settle) as pool:
-        result["validation"], rates = choose_rates(args, pool)
-        runs = [Run(task, name, seed, rate, args.steps) for (task, name), rate in rates.items() for seed in args.seeds]
-        runs.sort(key=lambda run: run.name != WITH_SEGMENTS)  # the longest first, so that no core waits at the end
-        result["runs"] = rows = together(runs, pool)
+        try:
+            result["validation"], rates = choose_rates(args, pool)
+            runs = [Run(task, name, seed, rate, args.steps) for (task, name), rate in rates.items()
+                    for seed in args.seeds]
+            runs.sort(key=lambda run: run.name != WITH_SEGMENTS)  # the longest first, so that no core waits at the end
+            result["runs"] = rows = together(runs, pool)
+        except BaseException:  # a Ctrl+C, say: nobody waits for the others
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
     result["rows"] = [summary(task, name, [row for row in rows if (row["task"], row["name"]) == (task, name)],
                               args.steps) for task in args.tasks for name in contestants(TASKS[task])]
     result["minutes"] = (time.perf_counter() - begin) / 60

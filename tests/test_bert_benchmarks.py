@@ -57,6 +57,7 @@ def test_a_contestant_waits_works_and_dies(benchmark, job, tmp_path):
         training.as_ours(noted, None, (), named, output)
         assert noted == pytest.approx(losses[:1], abs=1e-5)
         ours.members[0][0].kill()
+        ours.members[0][0].join()  # so that already what is sent to it arrives nowhere
         with pytest.raises(SystemExit, match="ours, fixed, proceso 0: ha terminado antes de tiempo"):
             ours.turn(1)
     finally:

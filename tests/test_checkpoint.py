@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from aura import checkpoint, files, processes
-from aura.checkpointer import Checkpointer
+from aura.checkpointer import Checkpointer, asked
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from tests.support import Process
@@ -272,18 +272,22 @@ def test_reload_gives_what_was_loaded_or_saved_last_and_else_what_verifies(tmp_p
 
 def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
     keeper = saved(tmp_path, 1)
+
+    def meant(resume):
+        return asked(SimpleNamespace(resume=resume, checkpoint_dir=tmp_path), keeper.dist)
+
     for resume in ("none", "otro.pt"):
         keeper.dist.launch = resume
-        assert keeper.asked(resume) == resume, "what lies there is of another launch"
+        assert meant(resume) == resume, "what lies there is of another launch"
         keeper.begin(resume)
-        assert keeper.asked(resume) == "auto"
+        assert meant(resume) == "auto"
     keeper.start_fresh()
-    assert keeper.asked("otro.pt") == "otro.pt", "it had saved nothing yet"
+    assert meant("otro.pt") == "otro.pt", "it had saved nothing yet"
     keeper.dist.launch = "none"
     keeper.begin("none")
-    assert keeper.asked("none") == "none", "nor has another rank, of a run that is not signed"
+    assert meant("none") == "none", "nor has another rank, of a run that is not signed"
     keeper.sign("a")
-    assert keeper.asked("none") == "auto"
+    assert meant("none") == "auto"
     assert Session().launch != Session().launch
 
 

@@ -46,6 +46,17 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
     assert again[0] == 0 and "ya estaba completo" in again[1]
 
 
+def test_a_job_that_comes_back_needs_no_more_the_checkpoint_it_began_from(book, tmp_path):
+    """distributed.slurm repeats its arguments, and by then that one may have been rotated away."""
+    assert train(tmp_path, "--dataset-name", book, "--max-steps", 2)[0] == 0
+    words = "--dataset-name", book, "--checkpoint-freq", 1, "--resume", "checkpoints/ckpt-00000002.pt"
+    for steps, begins in ((6, 2), (7, 6)):
+        code, output = train(tmp_path, *words, "--max-steps", steps, AURA_JOB="prueba-1")
+        assert code == 0 and f"Se reanuda en el paso {begins} " in output, output
+    code, output = train(tmp_path, *words, "--max-steps", 7, AURA_JOB="prueba-2")
+    assert code == 2 and "--resume 'checkpoints/ckpt-00000002.pt': no existe" in output, output
+
+
 def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
     code, output = train(tmp_path, "--prepare", "--dataset-name", book)
     assert code == 0 and "Datos preparados" in output and not (tmp_path / "checkpoints").exists()
