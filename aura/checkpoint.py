@@ -99,7 +99,7 @@ def read(path, way_out="use otro (con --resume auto se toma el anterior que est√
     wrong = damage(path)
     if wrong:
         raise UserError(f"{str(path)!r}: {wrong}; {way_out}")
-    return load_verified(path)
+    return load_unchecked(path)
 
 
 def peek(path):
@@ -107,14 +107,14 @@ def peek(path):
 
     Raises UserError for what is no checkpoint."""
     try:
-        return load_verified(path, mmap=True)
+        return load_unchecked(path, mmap=True)
     except UserError:  # of a damaged file in torch's English: read() knows what is wrong with it
         return read(path)
 
 
-def load_verified(path, **how):
-    """The content of a checkpoint that has been verified, on the CPU. how: for torch.load. Raises UserError for what
-    is none of ours."""
+def load_unchecked(path, **how):
+    """The content of a checkpoint, on the CPU, whose records have been checked, or need not be. how: for torch.load.
+    Raises UserError for what is none of ours."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, **how)
         if not isinstance(state, dict):

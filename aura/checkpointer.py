@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from aura.checkpoint import Names, choose, damage, found, load_verified, path_of, peek, read, save_file, step_of
+from aura.checkpoint import Names, choose, damage, found, load_unchecked, path_of, peek, read, save_file, step_of
 from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
 from aura.files import explain, keep_held, remove_partials, set_aside, write_bytes
@@ -303,7 +303,7 @@ class Checkpointer:
         if origin:
             further, holder = self._further(path, origin)
             if holder:
-                path, run, state = further, None, load_verified(further) if self.dist.rank == holder else None
+                path, run, state = further, None, load_unchecked(further) if self.dist.rank == holder else None
         if path is None:
             return None
         own = self._read_own(path, {**setting, "run": run}) if setting and run else None
@@ -326,7 +326,7 @@ class Checkpointer:
         state, (path, holder) = None, self.source or (None, 0)
         if path and self.dist.rank == holder:
             wrong = damage(path)
-            state = None if wrong else load_verified(path)
+            state = None if wrong else load_unchecked(path)
             if wrong:
                 self.dist.print_each(f"Aviso: se descarta {path}: {wrong}.")
         if not self.dist.sum([state is not None])[0]:

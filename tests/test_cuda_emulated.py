@@ -83,7 +83,8 @@ def test_norms_of_every_type(kind, dtypes):
 def test_a_norm_in_both_dtypes(dtype):
     from aura.fused import norms
 
-    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 264), (2, 776), (3, 512), (1, 8200), (1, 16388), (1, 8201)):
+    wide = ((1, 8200), (1, 16388), (1, 8201)) if dtype == BFLOAT16 else ()  # slow here, and alike but for conversions
+    for rows, columns in ((0, 40), (3, 7), (33, 40), (2, 264), (2, 776), (3, 512), *wide):
         test_norms.check_post_norm(norms, rows, columns, dtype)
     test_norms.check_post_norm(norms, 6, 40, dtype, dropout=0.3, seed=torch.tensor(11), eps=0.5)
 

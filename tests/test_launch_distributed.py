@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as c10d
 
 import launch_distributed
 from aura import backend, launch, signals
@@ -280,7 +282,8 @@ def test_a_machine_that_is_lost_and_comes_back_goes_on_with_the_other(tmp_path, 
     with node(0) as first:
         with node(1):
             first.wait_for("paso 12/")  # then all of the other's processes are killed
-        first.wait_for("Esperando desde hace")  # in its second attempt
+        store = c10d.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        store.wait([f"aura/0/{backend.OVER}"], timedelta(seconds=60))  # the first is in its second attempt
         with node(1) as second:
             code, output = first.finish()
             assert code == 0 and "Se reanuda en el paso" in output, output
