@@ -366,7 +366,7 @@ def main():
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
     dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
     place(args)
-    args.resume = asked(args, dist)
+    args.resume = asked(args.resume, args.checkpoint_dir, dist)
     state = recall.recorded(args, dist.print)
     if state is not None:
         if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way

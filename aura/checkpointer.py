@@ -53,16 +53,16 @@ class _HostCopy:
         return cpu_copy(tree)
 
 
-def asked(args, dist):
-    """What --resume means in this attempt of a launch; on rank 0 alone. Who starts the group again repeats arguments
-    that were meant for the first attempt. A later one takes 'auto' if an earlier one has saved in the folder or, having
-    begun anew and signed it, may have saved on another rank's disk."""
-    directory = Path(args.checkpoint_dir)
+def asked(resume, directory, dist):
+    """What --resume `resume` means in this attempt of a launch; on rank 0 alone. Who starts the group again repeats
+    arguments that were meant for the first attempt. A later one takes 'auto' if an earlier one has saved in the folder
+    or, having begun anew and signed it, may have saved on another rank's disk."""
+    directory = Path(directory)
     with contextlib.suppress(OSError):  # who uses the folder next says what is wrong with it
         if (directory / LAUNCH).read_bytes() == dist.launch.encode() and (
-                found(directory) or args.resume == "none" and _signature(directory)):
+                found(directory) or resume == "none" and _signature(directory)):
             return "auto"
-    return args.resume
+    return resume
 
 
 def _signature(directory):

@@ -26,7 +26,7 @@ def restore(args, dist, checkpointer, run, strict=False):
     Raises UserError when it belongs to another model or tokenizer. Another data set begins at its first sample or, when
     strict, is refused as well.
     """
-    meant, state = dist.run_on_main(lambda: asked(args, dist)), None
+    meant, state = dist.run_on_main(lambda: asked(args.resume, checkpointer.directory, dist)), None
     if meant != "none":
         state = checkpointer.load(meant, sharding.own_part(run.module, run.optimizer), run.sync.setting)
     if state is None:
@@ -115,7 +115,7 @@ def require_same(args, dist, config, vocabulary, earlier):
     """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
     0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes. earlier: files that may
     hold that of the checkpoint, for the message to name."""
-    meant = asked(args, dist)
+    meant = asked(args.resume, args.checkpoint_dir, dist)
     path = meant != "none" and checkpoint.choose(meant, args.checkpoint_dir)
     if path:
         _require_same(checkpoint.peek(path), path, about(config, vocabulary), earlier)

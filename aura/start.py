@@ -39,7 +39,8 @@ def check_places(args, dist, folder=False, description=None):
 
 
 def _check_places(args, dist, folder, description=None):
-    if dist.main and (meant := asked(args, dist)) not in ("auto", "none") and not os.path.isdir(meant):
+    meant = asked(args.resume, args.checkpoint_dir, dist) if dist.main else "auto"
+    if meant not in ("auto", "none") and not os.path.isdir(meant):
         checkpoint.peek(checkpoint.choose(meant, args.checkpoint_dir))  # or the data would be prepared first
     # What one script fills from its output folder is called as the user called it: that one comes first.
     places = {"--output_dir": args.output_dir} if "output_dir" in vars(args) else {}

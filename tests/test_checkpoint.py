@@ -274,7 +274,7 @@ def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
     keeper = saved(tmp_path, 1)
 
     def meant(resume):
-        return asked(SimpleNamespace(resume=resume, checkpoint_dir=tmp_path), keeper.dist)
+        return asked(resume, tmp_path, keeper.dist)
 
     for resume in ("none", "otro.pt"):
         keeper.dist.launch = resume
