@@ -133,6 +133,24 @@ def test_dry_run_prints_the_whole_command(main):
     assert not re.search("NCCL_(IB|P2P)_DISABLE", out)
 
 
+@pytest.mark.parametrize("job", ["prueba-7", None])
+def test_all_starts_of_a_job_are_one_launch(monkeypatch, job):
+    names = []
+
+    def refused(command, env, **_):
+        names.append(env[signals.LISTENED])
+        raise OSError
+
+    monkeypatch.setattr(launch.subprocess, "Popen", refused)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    if job:
+        monkeypatch.setenv(signals.JOB, job)
+    for _ in range(2):
+        with pytest.raises(OSError):
+            launch.Launch(1, 0, False, False).run(["torchrun"], {})
+    assert names == [job] * 2 if job else names[0] != names[1]
+
+
 def test_what_torchrun_is_given_it_accepts():
     parser = pytest.importorskip("torch.distributed.run").get_args_parser()
     args, rest = launch_distributed.parse(["--cpu", "2", "--", "--seed", "1"])
