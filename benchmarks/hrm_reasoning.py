@@ -410,7 +410,7 @@ def seeds(text):
 
 def build_parser():
     parser = cli.Parser(description="Compara HRM-Text1 con GPT de sus parámetros y de sus FLOP en tres "
-                                                 "tareas de razonamiento, en la CPU.")
+                                    "tareas de razonamiento, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--markdown", action="store_true", help="imprime al final las tablas en Markdown")
     parser.add_argument("--tasks", type=measure.names(*TASKS), default=",".join(TASKS),

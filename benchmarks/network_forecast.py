@@ -73,7 +73,7 @@ def compare(mbit, args, folder):
 
 def build_parser():
     parser = cli.Parser(description="Compara lo que test_ddp.py --full predice con lo que se espera al "
-                                     "entrenar, en enlaces de varias velocidades (Linux, root).")
+                                    "entrenar, en enlaces de varias velocidades (Linux, root).")
     parser.add_argument("--mbit", type=measure.sizes, default="50,200,1000", metavar="N,N,...",
                         help="velocidades de los enlaces en Mbit/s")
     parser.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="demo", help="preset que se entrena")

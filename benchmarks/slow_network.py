@@ -397,7 +397,7 @@ def sizes(args):
 
 def build_parser():
     parser = cli.Parser(description="Compara una máquina con varias unidas por redes lentas: --sync ddp, "
-                                     "fp16, diloco y auto, y lo que trae torch (Linux, root).")
+                                    "fp16, diloco y auto, y lo que trae torch (Linux, root).")
     parser.add_argument("--networks", type=slow_network_crew.networks, default="1000,200,50,10,200%2",
                         metavar="RED,RED,...",
                         help="Mbit/s; 50/10: la primera máquina envía a 50 y recibe a 10; 200%%2: se pierde el 2 %%")
@@ -411,7 +411,7 @@ def build_parser():
                         help="textos que se añaden a la muestra incluida")
     parser.add_argument("--lr", type=cli.number(float, above=0), default=4e-4,
                         help="tasa de aprendizaje de --quality; menos, con menos tokens por paso")
-    parser.add_argument("--beta2", type=cli.number(float, low=0, high=1), default=0.999, metavar="X",
+    parser.add_argument("--beta2", type=cli.number(float, low=0, high=0.99999), default=0.999, metavar="X",
                         help="la de AdamW; más, con menos tokens por paso")
     parser.add_argument("--precision", type=cli.choice(*measure.DTYPES), default="fp32",
                         help="en la que se calcula")

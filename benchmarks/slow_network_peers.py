@@ -125,4 +125,4 @@ def main():
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    main()

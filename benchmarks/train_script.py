@@ -253,8 +253,7 @@ def checkout(text: str) -> str:
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(description="Mide train_tensordock.py entero frente al train.py de nanoGPT, en la "
-                                                 "CPU.")
+    parser = cli.Parser(description="Mide train_tensordock.py entero frente al train.py de nanoGPT, en la CPU.")
     parser.add_argument("--json", type=measure.file, metavar="FICHERO", help="dónde escribir los resultados")
     parser.add_argument("--nanogpt", metavar="CARPETA", type=checkout, required=True,
                         help="copia de https://github.com/karpathy/nanoGPT")

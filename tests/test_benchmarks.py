@@ -125,7 +125,7 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "benchmarks").glob("*.py"))
                                   if "def build_parser" in path.read_text(encoding="utf-8")])
-def test_every_number_of_every_benchmark_is_checked(load, name, tmp_path):
+def test_every_number_of_every_benchmark_is_checked(load, name):
     """And what it takes by default is what it would take if it were written."""
     parser = load(name).build_parser()
     for action in parser._actions:
