@@ -19,26 +19,22 @@ from pathlib import Path
 
 from aura import (
     backend,
+    budget,
     cli,
-    corpus,
-    dataset,
     distributed,
-    ops,
     optim,
     plan,
     pretrain,
     recall,
-    report,
     start,
     tokenizer,
-    words,
 )
 from aura.checkpoint import Names
 from aura.checkpointer import asked
-from aura.errors import EXIT_OK, EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
-from aura.files import explain, set_aside
+from aura.errors import EXIT_OK, UserError
+from aura.files import explain
 from aura.models import gpt
-from aura.output import DESCRIPTION, written_by
+from aura.output import DESCRIPTION, set_earlier_aside
 
 NAMES = Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt")
 
@@ -70,7 +66,6 @@ PRESETS = {
 }
 MANUAL = Preset(gpt.GPTConfig(dropout=0.0), 2, 16, 2e-4, "selective")
 MOST_PIECES = 2**24
-BYTES_PER_TOKEN = 4.3  # of Spanish text with 32,000 pieces; El Quijote: 4.36
 SIZES = ("n_embd", "n_layer", "n_head", "seq_len")
 # What a resumed run may not change, because the weights or the order of the data would no longer be those.
 FIXED = ("preset", *SIZES, "vocab_size", "optimizer", "seed", "val_fraction", "tokenizer", "dataset_max_tokens")
@@ -204,23 +199,6 @@ def fill(args, preset):
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def find_card(args, device):
-    """The plan.Card of this machine, or with --dry-run another one."""
-    if args.gpu or args.gpu_gb:
-        if not args.dry_run or not args.gpu_gb:
-            raise UserError("--gpu y --gpu_gb sirven para planificar con otra GPU: indique --gpu_gb y --dry_run")
-        precision = "bf16" if args.precision == "auto" else args.precision
-        return plan.imagined_card(args.gpu or f"una GPU de {args.gpu_gb:g} GB", 1e9 * args.gpu_gb, precision)
-    return plan.card_of(device, start.choose_precision(args.precision, device).name)
-
-
-def job_of(args, config, card):
-    """What the arguments, once complete, ask of a device."""
-    fused = ops.expects_kernels(args.attention, card.type, card.precision, config.n_embd // config.n_head)
-    return plan.Job(config, args.batch_size, args.grad_accum, args.grad_checkpointing, card.precision, args.optimizer,
-                    card.type, fused, args.ema > 0, saves=True)
-
-
 def choose_preset(args, card):
     """(name, why) of the largest preset that fits the card with all that was given, or of the smallest where none does;
     a CPU gets the one that was made for it."""
@@ -229,7 +207,7 @@ def choose_preset(args, card):
     room = f"en {card.name} ({card.memory / 1e9:.1f} GB)"
     for name, preset in PRESETS.items():
         wanted = argparse.Namespace(**vars(args))
-        if plan.peak(job_of(wanted, fill(wanted, preset), card)) <= card.memory:
+        if plan.peak(budget.job_of(wanted, fill(wanted, preset), card)) <= card.memory:
             return name, f"el mayor que cabe {room}"
     return name, f"el menor: ninguno cabe {room}"
 
@@ -241,51 +219,6 @@ def ladder(args, config):
     return [(" ".join([f"--model_preset {name}", *(f"{flag(size)} {getattr(preset.config, size)}" for size in SIZES
                                                    if size in args.given)]),
              dataclasses.replace(preset.config, **kept)) for name, preset in PRESETS.items()]
-
-
-def show_plan(args, job, card, tokens, counted, progress, note):
-    """Print the plan for `tokens` tokens of training text, `counted` or estimated, and what is left of it after a
-    checkpoint. progress: that one's Progress, a dict, or None. Raises UserError when the model does not fit the card,
-    and when the tokens are too few for a step."""
-    per_epoch = job.steps_per_epoch(tokens)
-    if not per_epoch and (counted or args.dry_run):
-        whole = words.counted(max(0, tokens - 1) // args.seq_len, "secuencia")
-        raise UserError(f"los datos dan {whole} y cada paso usa {args.batch_size * args.grad_accum}: baje "
-                        f"{flag('batch_size')}, {flag('grad_accum')} o {flag('seq_len')}, o use más texto")
-    per_epoch = max(1, per_epoch)  # an estimate may be too low
-    steps = args.max_steps or args.epochs * per_epoch
-    note(f"Plan para {card.name}, preset {args.preset}:")
-    presets = ladder(args, job.config)
-    for line in plan.lines(job, card, steps=steps, steps_per_epoch=per_epoch, target_hours=args.target_hours,
-                           presets=presets, by_steps=args.max_steps is not None, begun=progress is not None):
-        note(line)
-    if progress:  # epochs are counted in steps of today's batch
-        done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step
-        left = max(0, steps - done)
-        time = f", {plan.told(plan.hours(job, left * job.tokens_per_step, card.flops))}" if card.flops else ""
-        note(f"Por hacer: {left} de los {steps} pasos{time}")
-    if args.gpu and (names := report.cards_like(args.gpu)):
-        note(f"--gpu {args.gpu!r}: si es {' o '.join(map(repr, names))}, escriba ese nombre y el plan dirá el tiempo.")
-    if plan.peak(job) > card.memory:
-        raise UserError(f"el modelo no cabe en {card.name} ({card.memory / 1e9:.1f} GB): "
-                        f"{plan.alternatives(job, card.memory, presets, begun=progress is not None)[1]}")
-
-
-def planned_tokens(args):
-    """(tokens of training text, whether they are counted) before anything is prepared."""
-    if args.dataset_name is None:
-        last = dataset.latest(args.data_dir)
-        if last is None:
-            raise UserError("falta --dataset_path: la ruta de un .txt, un .jsonl o una carpeta, o muestra para el "
-                            "texto incluido")
-        return last.tokens("train"), True
-    text = corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens, flag="--dataset_path")
-    size = text.text_bytes()
-    if size == 0:
-        raise UserError(f"--dataset_path {args.dataset_name!r}: está vacío; indique un texto")
-    most = args.dataset_max_tokens or (corpus.HUB_DEFAULT_TOKENS if size is None else float("inf"))
-    tokens = min(most, (float("inf") if size is None else size) / BYTES_PER_TOKEN)
-    return round(tokens * (1 - args.val_fraction)), False
 
 
 # ---- The run --------------------------------------------------------------------------------------------------------
@@ -313,44 +246,6 @@ def run(args, dist, data, config):
                           same_data=True)
 
 
-def run_within_memory(args, dist, data, config):
-    """run(), with a smaller batch and more accumulation each time that memory is not enough, if so asked."""
-    while True:
-        try:
-            return run(args, dist, data, config)
-        except (RuntimeError, MemoryError, OutOfMemory) as problem:
-            if not isinstance(problem, OutOfMemory) and not backend.out_of_memory(problem):
-                raise
-            request = getattr(problem, "request", None)
-            if request and request.number:
-                dist.print(f"Detenido por una señal; {problem}.")
-                return EXIT_SIGNAL_BASE + request.number
-            used = f"--batch_size {args.batch_size} --gradient_accumulation_steps {args.grad_accum}"
-        total = args.batch_size * args.grad_accum
-        smaller = [size for size in range(args.batch_size - 1, 0, -1) if total % size == 0]
-        if not smaller:
-            raise TrainingFault(f"la memoria no basta con {used}: use --gradient_checkpointing full, un --seq_length "
-                                "menor o un --model_preset menor (estos dos, si ya hay puntos de control, con otra "
-                                "--output_dir)")
-        way_out = f"--batch_size {smaller[0]} --gradient_accumulation_steps {total // smaller[0]}"
-        if not args.auto_oom:
-            raise TrainingFault(f"la memoria no basta con {used}: use {way_out}, que es el mismo lote efectivo, o "
-                                "--auto_oom para que lo haga esta orden")
-        dist.print(f"La memoria no basta con {used}: se sigue con {way_out}, el mismo lote efectivo.")
-        recall.replace(args, "batch_size", smaller[0])
-        recall.replace(args, "grad_accum", total // smaller[0])
-        backend.release_memory(dist.device)
-
-
-def keep_earlier_model(folder, note):
-    """Move aside the model that another run left in `folder`, as its checkpoints will be, with all that it needs: the
-    tokenizer about to be written there is not its own."""
-    model, *_ = written_by(folder / DESCRIPTION) or [None]
-    if model and (folder / model).exists():
-        moved = set_aside([folder / name for name in (model, DESCRIPTION, *tokenizer.NAMES)], folder)
-        note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
-
-
 def main():
     """Plan, prepare, build, train; returns the exit code."""
     args = build_parser().parse_args()
@@ -373,7 +268,7 @@ def main():
             state["arguments"]["grad_checkpointing"] = "full"
         state["arguments"].setdefault("beta2", optim.BETAS[1])  # of all runs from before it could be chosen
         recall.arguments(args, state, FIXED, flag, dist.print)
-    card = find_card(args, dist.device)
+    card = budget.find_card(args, dist.device)
     config = complete(args, card, dist.print)
 
     progress = state and state.get("progress")
@@ -381,11 +276,9 @@ def main():
     if data:
         tokens, counted, config = data.tokens("train"), True, dataclasses.replace(config, vocab_size=data.vocab_size)
     else:
-        tokens, counted = planned_tokens(args)
+        tokens, counted = budget.planned_tokens(args)
     if not args.prepare:
-        show_plan(args, job_of(args, config, card), card, tokens, counted, progress, dist.print)
-        if not counted:
-            dist.print(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
+        budget.show(args, config, card, tokens, counted, ladder(args, config), progress, dist.print)
     if args.dry_run:
         dtype = start.choose_precision(card.precision, dist.device).dtype if card.type == "cpu" else None
         if dtype and (told := start.slow_products(card.precision, start.times_as_long(dtype))):
@@ -402,15 +295,16 @@ def main():
         return EXIT_OK
     if not counted:
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        show_plan(args, job_of(args, config, card), card, data.tokens("train"), True, progress, dist.print)
+        budget.show(args, config, card, data.tokens("train"), True, ladder(args, config), progress, dist.print)
     try:
         if state is None or Path(args.resume).parent.resolve() != Path(args.checkpoint_dir).resolve():
-            keep_earlier_model(Path(args.output_dir), dist.print)
+            set_earlier_aside(Path(args.output_dir), dist.print)
         tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
     except OSError as problem:
         raise UserError(f"--output_dir {args.output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "
                         "corríjalo o indique otra carpeta") from problem
-    return run_within_memory(args, dist, data, dataclasses.replace(config, vocab_size=data.vocab_size))
+    config = dataclasses.replace(config, vocab_size=data.vocab_size)
+    return budget.run_within(args, dist, functools.partial(run, args, dist, data, config))
 
 
 if __name__ == "__main__":

@@ -127,6 +127,15 @@ def other_run(args, description=None):
     return run if path.exists() and not same else None
 
 
+def set_earlier_aside(folder, note):
+    """Move aside the model that another run left in `folder`, one of one model, as its checkpoints will be, with all
+    that it needs: the tokenizer about to be written there is not its own."""
+    model, *_ = written_by(folder / DESCRIPTION) or [None]
+    if model and (folder / model).exists():
+        moved = set_aside([folder / name for name in (model, DESCRIPTION, *tokenizers.NAMES)], folder)
+        note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
+
+
 def read_output(path):
     """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
     path = path_called(path, f"--checkpoint {str(path)!r}")
