@@ -19,7 +19,6 @@ import numpy as np
 
 from aura import corpus as corpora
 from aura import tokenizer as tokenizers
-from aura import tokens
 from aura.bar import tqdm
 from aura.errors import UserError
 from aura.files import (
@@ -34,6 +33,7 @@ from aura.files import (
     write_bytes,
     write_json,
 )
+from aura.shards import ShardWriter, verify_shard
 from aura.words import counted, duration
 
 FORMAT = 1
@@ -117,7 +117,7 @@ class Dataset:
         for shard in itertools.chain(*(split["shards"] for split in self.meta["splits"].values())):
             path = self.directory / shard["file"]
             try:
-                header = tokens.verify_shard(path, self.vocab_size)
+                header = verify_shard(path, self.vocab_size)
             except UserError as problem:
                 told = str(problem).rstrip(".").removesuffix("; vuelva a generarlo")
                 raise UserError(f"{told}; {AGAIN}") from problem
@@ -358,7 +358,7 @@ def batches(documents):
 
 def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
     """Write shards and tokenizer into `directory`; returns the part of dataset.json that they determine."""
-    writers = {split: tokens.ShardWriter(directory, split, tokenizer.vocab_size) for split in ("train", "val")}
+    writers = {split: ShardWriter(directory, split, tokenizer.vocab_size) for split in ("train", "val")}
     counts = {split: {"documents": 0, "bytes": 0, "tokens": 0} for split in writers}
     total = 0
     progress = _Progress(corpus, max_tokens, note)

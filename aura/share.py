@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as c10d
 
-from aura import placement, tokens
+from aura import placement
 from aura.dataset import Dataset, read, size_of, unused
 from aura.errors import UserError
 from aura.files import building, explain, put_in_place, remove_abandoned, require_writable_directory, write_json
 from aura.processes import boot
+from aura.shards import HEADER_BYTES
 
 SEND_BYTES = 32 << 20
 
@@ -91,7 +92,7 @@ def _transfer(dist, meta, dataset, final, group):
 
 def _skipped(name):
     """Bytes at the beginning of a file that its hash leaves out: a shard's hash is that of its tokens."""
-    return tokens.HEADER_BYTES if name.endswith(".bin") else 0
+    return HEADER_BYTES if name.endswith(".bin") else 0
 
 
 def _require_whole(dist, name, sha256, got):

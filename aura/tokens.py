@@ -1,9 +1,9 @@
-"""Token shards, their order, and the loader that reads them.
+"""The order of the tokens, and the loader that reads them from shards.
 
-A shard is a 64-byte little-endian header and then its tokens, u16 where the vocabulary fits, else u32. Several shards
-are one stream; window w of it is tokens [w*T, w*T + T], T inputs and one more for the last target. Sequence number n
-of epoch e is window perm(seed, e)(n), and the global batch that starts at position `samples` holds the numbers
-samples ... samples + B - 1. So the order depends on (seed, epoch, samples) alone, however many processes read it.
+Several shards are one stream; window w of it is tokens [w*T, w*T + T], T inputs and one more for the last target.
+Sequence number n of epoch e is window perm(seed, e)(n), and the global batch that starts at position `samples` holds
+the numbers samples ... samples + B - 1. So the order depends on (seed, epoch, samples) alone, however many processes
+read it.
 
 csrc/token_loader.cpp reads ahead in a thread of its own; where the extension cannot be loaded, `_NumpyReader` reads the
 same batches, each when it is waited for. Which windows are read, and when, is decided here for both.
@@ -13,233 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
-import struct
 import weakref
-import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from aura import extension
 from aura.errors import TrainingFault, UserError, agreed
-from aura.files import explain, sync_directory
+from aura.files import explain
+from aura.shards import DTYPES, HEADER_BYTES, beyond_vocabulary, read_header
 from aura.words import counted
 
-MAGIC = b"AURATOK\0"
-FORMAT_VERSION = 1
-HEADER = struct.Struct("<8sIIQQI24xI")  # magic, version, bytes per token, vocabulary, tokens, crc32, own crc32
-HEADER_BYTES = 64
-CHUNK_TOKENS = 2**22
-
-_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _TORCH_DTYPES = {2: torch.uint16, 4: torch.uint32}
-
-# ---- Shards ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ShardHeader:
-    """What stands before a shard's tokens."""
-
-    width: int  # bytes per token
-    vocab_size: int
-    tokens: int
-    crc32: int  # of the tokens' bytes
-
-    def pack(self) -> bytes:
-        """The header as HEADER lays it out, its own CRC-32 last."""
-        fields = (MAGIC, FORMAT_VERSION, self.width, self.vocab_size, self.tokens, self.crc32)
-        own = zlib.crc32(HEADER.pack(*fields, 0)[:-4])
-        return HEADER.pack(*fields, own)
-
-
-def token_width(vocab_size: int) -> int:
-    """Bytes per token on disk."""
-    return 2 if vocab_size <= 2**16 else 4
-
-
-class ShardWriter:
-    """Writes a stream of tokens as shards of `tokens_per_shard`; the memory it takes does not grow.
-
-    A shard's header is written last, after its tokens have reached the disk: an interrupted one is never valid.
-    As a context manager it closes on a clean exit and leaves the open shard without a header on an exception.
-    """
-
-    def __init__(self, directory: str | os.PathLike, prefix: str, vocab_size: int, tokens_per_shard: int = 2**27):
-        if not 1 <= vocab_size <= 2**32:
-            raise ValueError(f"vocab_size must be in 1 ... 2^32, not {vocab_size}")
-        if tokens_per_shard < 1:
-            raise ValueError(f"tokens_per_shard must be positive, not {tokens_per_shard}")
-        self.directory = Path(directory)
-        self.prefix = prefix
-        self.vocab_size = vocab_size
-        self.tokens_per_shard = tokens_per_shard
-        self._dtype = _DTYPES[token_width(vocab_size)]
-        self._shards: list[dict] = []
-        self._file = None
-        self.directory.mkdir(parents=True, exist_ok=True)
-
-    def write(self, tokens: np.ndarray) -> None:
-        """Append `tokens`, 1-D and of any integer dtype.
-
-        Raises UserError for a token outside the vocabulary, TypeError for anything but integers.
-        """
-        tokens = np.asarray(tokens)
-        if tokens.size == 0:
-            return
-        if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
-            raise TypeError(f"tokens must be a 1-D array of integers, not {tokens.ndim}-D of {tokens.dtype}")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.vocab_size:
-            bad = low if low < 0 else high
-            raise UserError(f"El token {bad} no cabe en el vocabulario de {self.vocab_size}: revise el tokenizador.")
-        tokens = tokens.astype(self._dtype, copy=False)
-        while tokens.size:
-            if self._file is None:
-                self._open()
-            part = tokens[: self.tokens_per_shard - self._tokens]
-            tokens = tokens[part.size :]
-            self._append(part)
-            if self._tokens == self.tokens_per_shard:
-                self._finish()
-
-    def close(self) -> list[dict]:
-        """Finish the last shard; one {"file", "tokens", "crc32", "sha256", "bytes"} per shard, in order.
-
-        "file" is the name within the directory, "crc32" and "sha256" are of the tokens' bytes (all that follows the
-        header), "bytes" is the size of the whole file.
-        """
-        if self._file is not None:
-            self._finish()
-        return list(self._shards)
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind, value, traceback) -> None:
-        if kind is None:
-            self.close()
-        elif self._file is not None:
-            self._file.close()
-
-    def _open(self) -> None:
-        self._path = self.directory / f"{self.prefix}-{len(self._shards):05d}.bin"
-        self._file = open(self._path, "wb", buffering=2**20)  # noqa: SIM115 (open until _finish)
-        self._file.write(bytes(HEADER_BYTES))
-        self._tokens, self._crc, self._sha = 0, 0, hashlib.sha256()
-
-    def _append(self, part: np.ndarray) -> None:
-        data = np.ascontiguousarray(part).data.cast("B")
-        self._file.write(data)
-        self._crc = zlib.crc32(data, self._crc)
-        self._sha.update(data)
-        self._tokens += part.size
-
-    def _finish(self) -> None:
-        file, self._file = self._file, None
-        header = ShardHeader(self._dtype.itemsize, self.vocab_size, self._tokens, self._crc)
-        with file:
-            _flush(file)
-            file.seek(0)
-            file.write(header.pack())
-            _flush(file)
-        sync_directory(self.directory)
-        self._shards.append(
-            {
-                "file": self._path.name,
-                "tokens": self._tokens,
-                "crc32": self._crc,
-                "sha256": self._sha.hexdigest(),
-                "bytes": HEADER_BYTES + self._tokens * self._dtype.itemsize,
-            }
-        )
-
-
-def _flush(file) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def read_header(path: str | os.PathLike, vocab_size: int | None = None) -> ShardHeader:
-    """Header of a shard, checked against itself, the file's size and the vocabulary; reads 64 bytes.
-
-    Raises UserError naming the file when it cannot be read, is no shard, is of another version, is cut short or too
-    long, or holds tokens of a larger vocabulary than `vocab_size`.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise UserError(f"No se puede leer {path}: {explain(error)}.") from error
-    return _parse_header(path, data, size, vocab_size)
-
-
-def _parse_header(path, data: bytes, size: int, vocab_size: int | None) -> ShardHeader:
-    if len(data) == HEADER_BYTES and not any(data):
-        raise UserError(f"{path} está incompleto: su escritura se interrumpió; vuelva a generarlo.")
-    if data[: len(MAGIC)] != MAGIC:
-        raise UserError(f"{path} no es un fichero de tokens (los primeros {len(MAGIC)} bytes no son los esperados); "
-                        "vuelva a generarlo.")
-    if len(data) < HEADER_BYTES:
-        raise UserError(f"{path} está cortado: mide {size} bytes y solo la cabecera ocupa {HEADER_BYTES}; "
-                        "vuelva a generarlo.")
-    _, version, width, vocabulary, tokens, crc, own = HEADER.unpack(data)
-    if version != FORMAT_VERSION:
-        raise UserError(f"{path} es de la versión {version} del formato y aquí se lee la {FORMAT_VERSION}; vuelva "
-                        "a generarlo.")
-    if own != zlib.crc32(data[:-4]) or width not in _DTYPES:
-        raise UserError(f"{path} tiene la cabecera dañada (bytes 0 a {HEADER_BYTES - 1}); vuelva a generarlo.")
-    expected = HEADER_BYTES + tokens * width
-    if size != expected:
-        fault = "está cortado" if size < expected else "sobra algo al final"
-        raise UserError(f"{path}: {fault}; mide {size} bytes y debería medir {expected}; vuelva a generarlo.")
-    if vocab_size is not None and vocabulary > vocab_size:
-        raise UserError(f"{path} usa un vocabulario de {vocabulary} tokens y el modelo solo tiene {vocab_size}.")
-    return ShardHeader(width, vocabulary, tokens, crc)
-
-
-def verify_shard(path: str | os.PathLike, vocab_size: int | None = None) -> ShardHeader:
-    """Read a whole shard in pieces and check its sum and every token; returns its header.
-
-    Raises UserError with one line naming the file and the place, for everything `read_header` finds and for a wrong
-    checksum or a token outside the vocabulary (the smaller of the header's and `vocab_size`).
-    """
-    header = read_header(path, vocab_size)
-    dtype = _DTYPES[header.width]
-    crc, position, bad = 0, 0, None
-    try:
-        with open(path, "rb") as file:
-            file.seek(HEADER_BYTES)
-            while data := file.read(CHUNK_TOKENS * header.width):
-                crc = zlib.crc32(data, crc)
-                tokens = np.frombuffer(data, dtype, count=len(data) // header.width)
-                if bad is None and tokens.max(initial=0) >= header.vocab_size:
-                    first = int(np.argmax(tokens >= header.vocab_size))
-                    bad = (int(tokens[first]), position + first)
-                position += tokens.size
-    except OSError as error:
-        raise UserError(f"No se puede leer {path} (token {position}): {explain(error)}.") from error
-    if crc != header.crc32:
-        raise UserError(
-            f"{path} está dañado: la suma de sus {header.tokens} tokens es {crc:08x} y debería ser {header.crc32:08x}."
-        )
-    if bad is not None:
-        raise UserError(_beyond_vocabulary(path, *bad, header.vocab_size))
-    return header
-
-
-def _beyond_vocabulary(path, token: int, position: int, vocab_size: int) -> str:
-    return f"{path}: el token {token} de la posición {position} no cabe en el vocabulario de {vocab_size}."
-
 
 # ---- Order ----------------------------------------------------------------------------------------------------------
 
@@ -314,7 +104,7 @@ class _NumpyReader:
     def __init__(self, stream: _Stream, buffers: list[torch.Tensor]):
         self._stream = stream
         self._buffers = [buffer.numpy() for buffer in buffers]
-        dtype = _DTYPES[stream.width]
+        dtype = DTYPES[stream.width]
         self._maps = [
             np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(tokens,)) if tokens else np.empty(0, dtype)
             for path, tokens in zip(stream.paths, stream.tokens, strict=True)
@@ -465,7 +255,7 @@ class _Ring:
     def _explain(self, kind: str, shard: int, position: int, token: int) -> str:
         path = self._stream.paths[shard]
         if kind == "token":
-            return _beyond_vocabulary(path, token, position, self._stream.vocab_size)
+            return beyond_vocabulary(path, token, position, self._stream.vocab_size)
         return (f"{path} se ha acortado mientras se leía, o el disco ya no deja leerlo: compruebe el disco o vuelva a "
                 "generarlo y reanude desde el último punto guardado.")
 

@@ -29,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 import measure  # noqa: E402
 
 from aura import backend, cli, extension, tokens  # noqa: E402
+from aura.shards import HEADER_BYTES, ShardWriter, read_header, verify_shard  # noqa: E402
 
 VOCAB = 50_257
 BATCH = 16
@@ -108,7 +109,7 @@ def narrow_reader(module, path, header, seq_len, windows):
     reader = module.WindowReader(
         files=[(path, header.tokens)],
         addresses=[buffer.data_ptr() for buffer in buffers],
-        header_bytes=tokens.HEADER_BYTES,
+        header_bytes=HEADER_BYTES,
         seq_len=seq_len,
         vocab_size=VOCAB,
         file_width=2,
@@ -211,8 +212,8 @@ def equal(ours: Callable, peers: dict[str, Callable], orders) -> None:
 
 
 def race(path: str, seq_len: int, batches: int, rounds: int) -> list[dict]:
-    header = tokens.read_header(path)
-    data = np.memmap(path, np.uint16, "r", offset=tokens.HEADER_BYTES)
+    header = read_header(path)
+    data = np.memmap(path, np.uint16, "r", offset=HEADER_BYTES)
     with tokens.TokenLoader([path], seq_len, BATCH, vocab_size=VOCAB) as loader:
         batches = min(batches, loader.steps_per_epoch - 1)
         orders = tokens.permute(np.arange(batches * BATCH), loader.windows, 0, 0).reshape(-1, BATCH).tolist()
@@ -252,7 +253,7 @@ def memory(path: str) -> dict[str, dict[str, int]]:
         result["ours"] = grown(before)
         windows = loader.windows
     before = resident()
-    peer = memmap_loop(np.memmap(path, np.uint16, "r", offset=tokens.HEADER_BYTES), 512)
+    peer = memmap_loop(np.memmap(path, np.uint16, "r", offset=HEADER_BYTES), 512)
     for first in range(0, windows - BATCH, BATCH):
         peer(range(first, first + BATCH))
     result["numpy.memmap loop"] = grown(before)
@@ -272,7 +273,7 @@ def same_order(path: str) -> dict[str, bool]:
 
 
 def make_file(folder: str, megabytes: int) -> str:
-    with tokens.ShardWriter(folder, "train", VOCAB, tokens_per_shard=megabytes * 500_000) as writer:
+    with ShardWriter(folder, "train", VOCAB, tokens_per_shard=megabytes * 500_000) as writer:
         generator = np.random.default_rng(0)
         for _ in range(megabytes):
             writer.write(generator.integers(0, VOCAB, 500_000, dtype=np.uint16))
@@ -314,7 +315,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = make_file(folder, arguments.megabytes)
-        tokens.verify_shard(path, VOCAB)
+        verify_shard(path, VOCAB)
         extension.load()
         result = {
             "benchmark": "loader",

@@ -35,8 +35,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import cli, dataset, report, tokens  # noqa: E402
+from aura import cli, dataset, report  # noqa: E402
 from aura.models import gpt  # noqa: E402
+from aura.shards import HEADER_BYTES, token_width  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NANOGPT_FILES = ("train.py", "model.py", "configurator.py")
@@ -125,7 +126,7 @@ def read_theirs(text: str) -> Run:
 
 def give_data(data: dataset.Dataset, args, folder: Path) -> None:
     """Put nanoGPT's files and the tokens, as it reads them, into `folder`."""
-    if tokens.token_width(data.vocab_size) != 2:
+    if token_width(data.vocab_size) != 2:
         raise SystemExit(f"nanoGPT lee tokens de 16 bits y el vocabulario tiene {data.vocab_size}: --vocab-size menor")
     for name in NANOGPT_FILES:
         shutil.copy(Path(args.nanogpt, name), folder)
@@ -137,7 +138,7 @@ def give_data(data: dataset.Dataset, args, folder: Path) -> None:
         with open(place / name, "wb") as target:
             for shard in data.shards(split):
                 with open(shard, "rb") as source:
-                    source.seek(tokens.HEADER_BYTES)
+                    source.seek(HEADER_BYTES)
                     shutil.copyfileobj(source, target)
     (place / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": data.vocab_size}))
 

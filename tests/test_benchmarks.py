@@ -288,7 +288,8 @@ class Board:
 def our_script(load, monkeypatch):
     """train_script with our own script replaced by one that leaves what that one leaves; the commands it was given."""
     import train_tensordock
-    from aura import dataset, tokens
+    from aura import dataset
+    from aura.shards import ShardWriter
 
     script = load("train_script")
     started, asked = script.run, []
@@ -302,7 +303,7 @@ def our_script(load, monkeypatch):
             place = script.Path(args.data_dir, "muestra")
             splits = {}
             for split in ("train", "val"):
-                with tokens.ShardWriter(place, split, 10, tokens_per_shard=150) as writer:
+                with ShardWriter(place, split, 10, tokens_per_shard=150) as writer:
                     writer.write(torch.tensor([7, 8, 9] * 50 + [5] * 50).numpy())
                 splits[split] = {"tokens": 200, "shards": writer.close()}
             ready = dataset.Dataset(place, {"splits": splits, "tokenizer": {"vocab_size": 10}})

@@ -14,6 +14,7 @@ from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import UserError
 from aura.models import gpt
+from aura.shards import ShardWriter
 from aura.sync import Exact
 from tests.support import ROOT, Notes, run_ranks
 
@@ -199,7 +200,7 @@ def launch(folder, size, body):
 def runs(tmp_path_factory):
     """A folder with the runs of one, two and three processes, over the same global batches."""
     folder = tmp_path_factory.mktemp("fsdp")
-    writer = tokens.ShardWriter(folder, "train", 65)
+    writer = ShardWriter(folder, "train", 65)
     writer.write(np.arange(4000) * 7 % 65)
     (shard,) = writer.close()
     assert shard["file"] == "train-00000.bin"

@@ -22,6 +22,7 @@ from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import OutOfMemory, TrainingFault, UserError
 from aura.models import gpt
+from aura.shards import ShardWriter
 from aura.sync import Exact
 from tests.support import ROOT, Process
 
@@ -32,7 +33,7 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
-    writer = tokens.ShardWriter(folder, "train", 64)
+    writer = ShardWriter(folder, "train", 64)
     writer.write(np.random.default_rng(0).integers(0, 64, 1200))
     return [folder / shard["file"] for shard in writer.close()]
 

@@ -24,6 +24,7 @@ from aura.ema import Average
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from aura.resume import restore
+from aura.shards import ShardWriter
 from tests.support import ROOT, Notes, run_ranks
 from tests.test_diloco import together
 from tests.test_fsdp import newest, next_token_loss, same
@@ -222,7 +223,7 @@ def test_what_a_survivor_has_saved_is_taken_where_it_is_of_the_same_run_and_furt
 def runs(tmp_path_factory):
     """The folder of all runs."""
     folder = tmp_path_factory.mktemp("sync")
-    with tokens.ShardWriter(folder, "train", 65) as writer:
+    with ShardWriter(folder, "train", 65) as writer:
         writer.write(np.random.default_rng(0).integers(0, 65, 1600))
     together(2, two, folder)
     together(3, three, folder)

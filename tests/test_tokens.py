@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from aura import extension, tokens
+from aura import extension
 from aura.errors import TrainingFault, UserError
-from aura.tokens import HEADER_BYTES, ShardWriter, TokenLoader, evaluation_batches, permute, read_header, verify_shard
+from aura.shards import HEADER_BYTES, ShardHeader, ShardWriter, read_header, verify_shard
+from aura.tokens import TokenLoader, evaluation_batches, permute
 
 VOCAB = 50_000
 
@@ -33,7 +34,7 @@ def write(directory, count=2000, vocab_size=VOCAB, tokens_per_shard=2**27, seed=
 
 def forge(path, payload, vocab_size, width=2):
     """A shard whose header is right about a payload that need not be."""
-    header = tokens.ShardHeader(width, vocab_size, len(payload) // width, zlib.crc32(payload))
+    header = ShardHeader(width, vocab_size, len(payload) // width, zlib.crc32(payload))
     path.write_bytes(header.pack() + payload)
     return str(path)
 
@@ -325,7 +326,7 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
 def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
     """Nor is it bad input, nor a step's lack of memory, for which a smaller batch would help."""
     count = 2**30
-    (tmp_path / "big.bin").write_bytes(tokens.ShardHeader(2, VOCAB, count, 0).pack())
+    (tmp_path / "big.bin").write_bytes(ShardHeader(2, VOCAB, count, 0).pack())
     os.truncate(tmp_path / "big.bin", HEADER_BYTES + 2 * count)  # takes no room on the disk
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from aura import tokens
+from aura.shards import ShardWriter
 from tests.gpu import NEEDS_CARD
 from tests.support import ROOT, free_port, run, run_ranks
 
@@ -13,7 +14,7 @@ pytestmark = NEEDS_CARD
 
 @pytest.mark.parametrize("vocab_size", [60_000, 70_000])
 def test_batches_on_the_device_equal_those_on_the_cpu(tmp_path, vocab_size):
-    writer = tokens.ShardWriter(tmp_path, "train", vocab_size)
+    writer = ShardWriter(tmp_path, "train", vocab_size)
     writer.write(np.random.default_rng(0).integers(0, vocab_size, 50_000))
     paths = [tmp_path / shard["file"] for shard in writer.close()]
     options = {"vocab_size": vocab_size, "seed": 3, "grad_accum": 2}
