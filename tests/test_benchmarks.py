@@ -91,11 +91,14 @@ def check_rows(result):
 
 def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     kernels = load("kernels")
-    monkeypatch.setattr(kernels, "OURS", choice)
-    monkeypatch.setattr(kernels, "HEADS", 2)
-    monkeypatch.setattr(kernels, "NORM_SHAPES", ((300, 48),))
-    monkeypatch.setattr(kernels, "GELU_SHAPES", ((300, 48),))
-    monkeypatch.setattr(kernels, "QUICK_LOSS_SHAPE", (6, 16, 40))
+    import kernels_cases
+    from kernels_table import LINES
+
+    monkeypatch.setattr(kernels_cases, "OURS", choice)
+    monkeypatch.setattr(kernels_cases, "HEADS", 2)
+    monkeypatch.setattr(kernels_cases, "NORM_SHAPES", ((300, 48),))
+    monkeypatch.setattr(kernels_cases, "GELU_SHAPES", ((300, 48),))
+    monkeypatch.setattr(kernels_cases, "QUICK_LOSS_SHAPE", (6, 16, 40))
     monkeypatch.setattr(kernels.start, "times_as_long", lambda dtype: 1.7)
     path = tmp_path / "kernels.json"
     kernels.main(["--quick", "--threads", "1", "--seq-len", "40,130", "--rounds", "1", "--seconds", "0", "--markdown",
@@ -113,7 +116,7 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     assert all(note.startswith("SDPA ") for note in result["notes"])
     table = capsys.readouterr().out
     assert table.startswith("| frente a torch | ida, 1 hilo | vuelta, 1 hilo |")
-    for line in kernels.LINES:
+    for line in LINES:
         if line.targets:
             assert f"| {line.label} |" in table
     [causal] = [entry for entry in result["summary"]
@@ -173,7 +176,9 @@ def test_kernels_leaves_out_bfloat16_where_its_products_would_take_most_of_the_t
 
 def test_kernels_finds_a_wrong_gradient(load, monkeypatch):
     kernels = load("kernels")
-    case = kernels.gelu_case("fp32", (8, 16))
+    from kernels_cases import gelu_case
+
+    case = gelu_case("fp32", (8, 16))
     wrong = kernels.Contestant("wrong", lambda x: (torch.nn.functional.gelu(x.detach(), approximate="tanh") + 0 * x,))
     right, other = kernels.outcome(case, case.contestants[1]), kernels.outcome(case, wrong)
     assert right["forward"][0] < 1e-6 > other["forward"][0]
