@@ -336,7 +336,7 @@ def add_data(parser):
     group.add_argument("--vocab-size", type=number(int, low=1), help="piezas del tokenizador (según el preset)")
     group.add_argument("--val-fraction", type=number(float, low=0, high=0.5), metavar="F",
                        help="parte de los documentos para validación (según el tamaño del corpus)")
-    group.add_argument("--num-workers", type=number(int, low=0), default=0, metavar="N",
+    group.add_argument("--num-workers", type=number(int, low=0, high=1024), default=0, metavar="N",
                        help="hilos que pasan el texto a tokens; 0: todos los núcleos")
     group.add_argument("--prepare", action="store_true", help="prepara los datos y termina")
 

@@ -26,7 +26,8 @@ DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this
 DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many, or space in a longer line
 RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
-RECORD_BYTES_MAX = 256 << 20
+RECORD_BYTES_MAX = 64 << 20
+RECORD_TEXT_MAX = 4 << 20  # characters, from which a record is several documents: each token takes 36 bytes at first
 HEAD_BYTES = 1000  # looked at to tell UTF-16 without a mark
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
@@ -332,11 +333,12 @@ def _with_line_ends(file):
 def _watched(lines, raw, path, corpus, damage):
     """The lines of a file, telling the corpus how far they are. Damage is checked on the way: the end of the file may
     be days away, or never be read."""
-    start = corpus.progress
-    for number, line in enumerate(lines):
+    start, untold = corpus.progress, 0
+    for line in lines:
         damage.check(path, ended=False)
-        if number % 256 == 0:
-            corpus.progress = start + raw.tell()
+        untold += len(line[1])
+        if untold >= DOCUMENT_BYTES_MAX:
+            corpus.progress, untold = start + raw.tell(), 0
         yield line
     corpus.progress = start
 
@@ -406,8 +408,10 @@ def _json_documents(lines, path, damage):
         except (KeyError, TypeError, AttributeError):
             damage.add(path, number, "falta la clave «text» con un texto")
         else:
-            if text.strip():
-                yield text, after
+            *parts, last = _pieces(text, RECORD_TEXT_MAX)
+            for part, place in [*((part, None) for part in parts), (last, after)]:
+                if part.strip():
+                    yield part, place
 
 
 def _text_splitter(lines):
@@ -452,13 +456,21 @@ def _running_documents(lines, path, damage):
 
 
 def _cut(lines):
-    """(text, after) of each line, of one longer than a document in pieces that end at spaces where it has any."""
+    """(text, after) of each line, of one longer than a document in pieces."""
     for _, text, after in lines:
-        while len(text) > DOCUMENT_BYTES_MAX:
-            end = text.find(" ", DOCUMENT_BYTES_MAX, 2 * DOCUMENT_BYTES_MAX) + 1 or DOCUMENT_BYTES_MAX
-            yield text[:end], None
-            text = text[end:]
-        yield text, after
+        *parts, last = _pieces(text, DOCUMENT_BYTES_MAX)
+        yield from ((part, None) for part in parts)
+        yield last, after
+
+
+def _pieces(text, size):
+    """`text` in pieces of `size` characters or, to end at spaces, up to twice as many; the last is shorter."""
+    begin = 0
+    while len(text) - begin > size:
+        end = text.find(" ", begin + size, begin + 2 * size) + 1 or begin + size
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
 
 
 def _hub_documents(source, place, rank, world_size):

@@ -107,6 +107,8 @@ class Run:
             self.loader.load_state_dict(state["loader"])
         self.sync.restore(state.get("sync", {}), state.get("own"))
         self.progress = Progress(**state["progress"])
+        if not same_data or self.loader.epoch_ended:  # a larger batch than before may leave out what was left of it
+            self.progress.epoch_loss, self.progress.epoch_tokens = 0.0, 0
 
     @contextlib.contextmanager
     def as_delivered(self):
@@ -142,9 +144,9 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
     model: what runs forward, run.module or what run.sync.wrap() made of it. loss_fn(model, batch) -> (sum of the losses
     of the tokens that count, how many count), both on the device or plain. schedule(step) -> learning rate.
     begin_step(step): called before each step with its 0-based number. evaluate(request) -> dict of metrics, on all
-    ranks, which a StopRequest may end (see sharding.in_step). sample(step) -> None, on all ranks. reinitialise(): fresh
-    weights, for a NaN before any checkpoint. clock: a Clock that somebody reads. Returns the number of the signal that
-    ended the run or 0: all steps may be done, and the last evaluation left.
+    ranks, which a StopRequest may end (see sharding.in_step). sample(step, request) -> None, likewise. reinitialise():
+    fresh weights, for a NaN before any checkpoint. clock: a Clock that somebody reads. Returns the number of the signal
+    that ended the run or 0: all steps may be done, and the last evaluation left.
     Raises TrainingFault, naming the last checkpoint, when NaNs do not end, memory is not enough, a rank is lost or
     nothing can be saved.
     """
@@ -227,7 +229,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
                 stalled = 0.0
             if sampled and not stop:
                 with clock.phase("evaluate"), run.as_delivered():
-                    sample(progress.step)
+                    sample(progress.step, request)
             if (saved or stop or gave_up) and _worth_keeping(run, found, policy, reporter, dist):
                 if saved and not faulty:
                     _win_back_rate(progress, reporter)

@@ -174,25 +174,26 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
 
 
 def make_sample(args, dist, module, tokenizer, reporter, precision):
-    """A function that shows a generated text on rank 0, to be called on all."""
+    """A function that shows a generated text on rank 0, to be called on all, and takes the StopRequest by which that
+    ends where it is."""
 
-    def write(step):
+    def write(step, stopped):
         try:
             text, _ = sampling.write(module, tokenizer, args.sample_prompt, args.sample_length, seed=args.seed,
-                                     temperature=0.8, top_k=50)
+                                     temperature=0.8, top_k=50, stopped=stopped)
         except UserError as problem:  # what has diverged is for --nan-policy to act on
             reporter.event(step, f"sin muestra: {problem}")
         else:
             reporter.sample(step, text)
 
-    def sample(step):
+    def sample(step, request):
         if not args.sample_length:
             return
         if dist.sharded:  # all ranks write the same text, with weights that are gathered in autocast's dtype
             with sharding.same_output(module), precision.autocast():
-                write(step)
+                write(step, lambda: dist.sum([bool(request.number)])[0])
         else:
-            dist.run_on_main(lambda: write(step))
+            dist.run_on_main(lambda: write(step, lambda: request.number))
 
     return sample
 

@@ -32,12 +32,12 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
 
 
 @torch.no_grad()
-def generate(model, prompt, length, *, eos_id=None, seed=0, pieces=None, **choice):
+def generate(model, prompt, length, *, eos_id=None, seed=0, pieces=None, stopped=None, **choice):
     """Continue the token ids `prompt` (list of int) by at most `length` tokens; stops before eos_id.
 
-    pieces: how many ids the tokenizer has, where the model may have more. choice: temperature, top_k, top_p of
-    `choose`. Of a prompt longer than the context only the end is seen. When the context is full, its older half is
-    forgotten. The model is left in the mode it was in. Returns the new ids (list of int).
+    pieces: how many ids the tokenizer has, where the model may have more. stopped() -> whether to end at once. choice:
+    temperature, top_k, top_p of `choose`. Of a prompt longer than the context only the end is seen. When the context is
+    full, its older half is forgotten. The model is left in the mode it was in. Returns the new ids (list of int).
     """
     training = model.training
     model.eval()
@@ -48,6 +48,8 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, pieces=None, **choic
     cache, pending = model.empty_cache(), tokens[-context:]
     try:
         for _ in range(length):
+            if stopped and stopped():
+                break
             if cache.length + len(pending) > context:
                 cache, pending = model.empty_cache(), tokens[-max(1, context // 2):]
             logits = model(torch.tensor([pending], device=weight.device), cache=cache)[0, -1, :pieces]

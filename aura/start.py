@@ -306,8 +306,8 @@ def say_if_only_rising(args, dist, steps):
     given = vars(args).get("warmup_steps")  # of one script
     if (round(args.warmup_ratio * steps) if given is None else given) >= max(1, steps - 1):
         named = f"--warmup-ratio {args.warmup_ratio:g}" if given is None else f"--warmup_steps {given}"
-        dist.print(f"Aviso: con {named} la tasa de aprendizaje no llega a bajar en los {steps} pasos: indique un valor "
-                   "menor.")
+        dist.print(f"Aviso: con {named} la tasa de aprendizaje no llega a bajar en {counted(steps, 'paso')}: indique "
+                   "un valor menor.")
 
 
 def say_if_complete(dist, progress, steps):

@@ -132,7 +132,10 @@ class Tokenizer:
                        for token, skip in zip(run, hidden, strict=True))
 
     def token_bytes(self):
-        """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for control tokens."""
+        """How many UTF-8 bytes each token stands for, as int64 [vocab_size], 0 for control tokens; None of a model
+        without bytes, whose unknown token may stand for any."""
+        if not any(map(self._processor.is_byte, range(self.vocab_size))):
+            return None
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for token in range(self.vocab_size):
             if self._processor.is_byte(token):

@@ -173,6 +173,25 @@ def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
         next(corpus.open_corpus(str(path)).documents())
 
 
+def test_a_long_record_is_several_documents(tmp_path, monkeypatch):
+    """What one document takes in tokens is bounded; a reading may be continued behind each record, and not within."""
+    monkeypatch.setattr(corpus, "RECORD_TEXT_MAX", 100)
+    texts = ["palabra " * 60, "corto", "sinespacios" * 30 + " fin"]
+    found = corpus.open_corpus(str(write(tmp_path / "d.jsonl", "\n".join(json.dumps({"text": t}) for t in texts))))
+    parts, places = zip(*found.placed(), strict=True)
+    assert "".join(parts) == "".join(texts) and max(map(len, parts)) < 200
+    assert all(part.endswith(" ") for part in parts[:4]) and "corto" in parts
+    for number, place in enumerate(places, 1):
+        assert [part for part, _ in found.placed(place)] == list(parts[number:])
+
+
+@pytest.mark.parametrize("name, line", [("d.jsonl", json.dumps({"text": "x" * 300_000})), ("d.txt", "x" * 300_000)])
+def test_how_far_it_is_does_not_wait_for_many_lines(tmp_path, name, line):
+    found = corpus.open_corpus(str(write(tmp_path / name, f"{line}\n" * 40)))
+    told = [found.progress / found.total_bytes for _ in found.documents()]
+    assert told == sorted(told) and {round(part, 1) for part in told} >= {tenth / 10 for tenth in range(1, 10)}
+
+
 @pytest.mark.parametrize("clump", [range(400, 460), range(0, 20_000, 105), range(9)])
 def test_little_damage_is_accepted_wherever_it_lies(tmp_path, clump):
     lines = [b"\xff" if number in clump else b"linea buena" for number in range(20_000)]

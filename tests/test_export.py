@@ -360,7 +360,7 @@ def test_the_space_before_what_is_written_stays(model, tmp_path, monkeypatch, ca
     assert said.out.startswith(f"{expected}\n--- {len(ids)} tokens, ")
     assert said.err == "Aviso: se usa el procesador; hay una tarjeta.\n"
     pretrain.make_sample(SimpleNamespace(sample_prompt=prompt, sample_length=9, seed=1), Session(), model, ours,
-                         SimpleNamespace(sample=lambda step, text: told.append(text)), None)(1)
+                         SimpleNamespace(sample=lambda step, text: told.append(text)), None)(1, None)
     assert told == [expected]
 
 

@@ -185,6 +185,9 @@ def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     assert first == sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9)
     assert first != sampling.generate(model, [1, 2, 3], 40, seed=6, top_k=20, top_p=0.9)
     assert len(first) == 40 and model.training
+    asked = iter([False, False, True])
+    cut = sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked))
+    assert cut == first[:2] and model.training
 
 
 def test_generation_sees_the_end_of_a_prompt_longer_than_the_context():

@@ -324,8 +324,16 @@ def test_all_time_counts(tmp_path, shards, monkeypatch):
     """The time for a sample too, which belongs to no step: it is paid for all the same."""
     real, spent = time.perf_counter, [0.0]
     monkeypatch.setattr(loop.time, "perf_counter", lambda: real() + sum(spent))
-    run = Run(folder(tmp_path, "a"), shards).go(sample=lambda step: spent.append(100.0))
+    run = Run(folder(tmp_path, "a"), shards).go(sample=lambda step, request: spent.append(100.0))
     assert 100 <= run.keeper.load("auto")["progress"]["seconds"] < 200 and len(spent) == 2
+
+
+def test_the_mean_of_an_epoch_is_of_that_epoch(tmp_path, shards):
+    """Also where a larger batch leaves out what was left of the one before."""
+    run = Run(folder(tmp_path, "a"), shards, batch=2, max_steps=36, checkpoint_freq=0).go()  # 144 windows of 149
+    assert run.result[0].epoch_tokens
+    larger = Run(tmp_path / "a", shards, batch=8, max_steps=38).go(resume=True)
+    assert larger.loader.epoch == 1 and larger.result[0].epoch_tokens == 2 * 16 * 8
 
 
 @pytest.mark.parametrize("call, step", [(1, 1), (3, 2)])

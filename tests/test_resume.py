@@ -125,3 +125,13 @@ def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
             keeper.save(1, {part: {} for part in resume.PARTS if part != "dataset"})
     with pytest.raises(UserError, match=r"ckpt-00000001\.pt se entrenó con otros datos \('antes'\)"):
         resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing(), strict=True)
+
+
+@pytest.mark.parametrize("epoch, samples, batch, steps, fewer", [
+    (2, 40, 50, 100, 98),  # more than is asked for is done: nothing is left
+    (0, 40, 10, 106, 96), (0, 40, 30, 102, 99)])
+def test_what_is_left_of_the_epochs(epoch, samples, batch, steps, fewer, capsys):
+    args = SimpleNamespace(max_steps=None, epochs=1, batch_size=batch, grad_accum=1)
+    loader = SimpleNamespace(epoch=epoch, samples=samples, windows=100, steps_per_epoch=100 // batch)
+    assert resume.length(args, Session(), loader, SimpleNamespace(step=100)) == (steps, fewer)
+    assert f"y faltan {steps - 100}." in capsys.readouterr().out

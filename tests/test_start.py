@@ -28,7 +28,7 @@ from aura.rendezvous import SAME_EVERYWHERE
 MAY_DIFFER = {"attention", "checkpoint_dir", "compile", "data_dir", "dataset", "dataset_max_tokens", "dataset_name",
               "dist_timeout", "distributed", "grad_checkpointing", "help", "keep_checkpoints", "keep_every",
               "local_rank", "log_dir", "log_interval", "master_addr", "master_port", "model", "num_workers", "output",
-              "prepare", "rank", "results_dir", "resume", "tokenizer", "val_fraction", "world_size"}
+              "rank", "results_dir", "resume", "tokenizer", "val_fraction", "world_size"}
 
 
 class Ranks(Session):
@@ -294,7 +294,7 @@ def test_what_is_left_of_a_run_at_its_end_is_told(capsys, step, owed, said):
 def test_a_warmup_that_outlasts_the_run_is_told(capsys, given, steps, named):
     start.say_if_only_rising(SimpleNamespace(**given), Session(), steps)
     out = capsys.readouterr().out
-    assert out.startswith(f"Aviso: con {named} ") and "no llega a bajar en los 20 pasos" in out if named else not out
+    assert out.startswith(f"Aviso: con {named} ") and "no llega a bajar en 20 pasos" in out if named else not out
 
 
 def test_the_peak_of_a_group_is_that_of_all_its_cards(monkeypatch):

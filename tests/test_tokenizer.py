@@ -69,6 +69,10 @@ def test_token_bytes_add_up(tokenizer):
     assert tokenizer.token_bytes().dtype == np.int64
 
 
+def test_token_bytes_are_not_known_where_a_token_stands_for_any_character(tmp_path):
+    assert load(foreign(tmp_path)).token_bytes() is None
+
+
 def test_same_text_same_model(tokenizer):
     assert train([corpus_text()], 400).sha256 == tokenizer.sha256
 
