@@ -32,7 +32,7 @@ from aura import (
 from aura.checkpoint import Names
 from aura.checkpointer import asked
 from aura.errors import EXIT_OK, UserError
-from aura.files import explain
+from aura.files import explain, hold
 from aura.models import gpt
 from aura.output import DESCRIPTION, set_earlier_aside
 
@@ -150,8 +150,9 @@ def place(args):
                         "output": folder / "final_model.pt"}.items():
         if getattr(args, name) is None:
             setattr(args, name, str(value))
-    if args.tokenizer == "auto":
+    if args.tokenizer == "auto":  # as if it had not been given
         args.tokenizer = None
+        args.given.discard("tokenizer")
 
 
 def complete(args, card, note):
@@ -261,6 +262,8 @@ def main():
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
     dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
     place(args)
+    if not args.dry_run and Path(args.checkpoint_dir).is_dir():  # so that its newest checkpoint stays the newest
+        hold(args.checkpoint_dir, "--output_dir")
     args.resume = asked(args.resume, args.checkpoint_dir, dist)
     state = recall.recorded(args, dist.print)
     if state is not None:

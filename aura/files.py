@@ -198,11 +198,14 @@ def set_aside(paths, into):
 
 
 def hold(directory, flag):
-    """Take the lock of `directory` for as long as this process lives, so that two runs never write into one folder.
+    """Take the lock of `directory`, where this process does not have it yet, for as long as it lives, so that two runs
+    never write into one folder.
 
     Raises UserError naming `flag` when another process has it. A file system or a Windows without locks has none.
     """
     path = Path(directory, IN_USE)
+    if path.resolve() in _held:
+        return
     new = not path.exists()
     try:
         _held[path.resolve()] = lock(path), flag

@@ -2,6 +2,8 @@
 change with its version."""
 
 import contextlib
+import logging
+import re
 
 from aura.errors import UserError, one_line
 
@@ -14,6 +16,15 @@ def quiet():
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
+
+
+def _in_spanish(record):
+    """A filter of a logger of datasets', which tells in English of each attempt to go on with a file."""
+    if attempt := re.search(r"Retrying in (\d+)sec \[(\d+)/(\d+)\]", record.getMessage()):
+        seconds, number, limit = attempt.groups()
+        record.msg, record.args = (f"Aviso: el Hub no responde, o ha cortado la conexión; nuevo intento en {seconds} s "
+                                   f"({number} de {limit})."), ()
+    return True
 
 
 def reason(problem):
@@ -42,6 +53,7 @@ def reading(repository, what, instead):
         raise UserError(f"para leer {what} de Hugging Face falta el paquete «datasets»: instálelo con "
                         f"`pip install datasets`, o dé la ruta de {instead}") from problem
     datasets.disable_progress_bars()
+    logging.getLogger("datasets.utils.file_utils").addFilter(_in_spanish)
     quiet()
     try:
         yield datasets

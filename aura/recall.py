@@ -37,22 +37,21 @@ def arguments(args, state, fixed, flag, note):
     before = state["arguments"]
     replaced = {name: value for name, value in before.items() if f"asked_{name}" in before}
     before = before | {name: before[f"asked_{name}"] for name in replaced}
-    given = {name for name in args.given if getattr(args, name) != "auto"}
+    given = args.given - {"preset"} if args.preset == "auto" else args.given
     if all(getattr(args, name) == replaced[name] for name in given & replaced.keys()):
         given -= replaced.keys()  # as the run itself said that it went on
     asked = {name for name in given if name in before and getattr(args, name) != before[name]}
     old, new = before.get("tokenizer"), args.tokenizer
     if old and new and Path(old).resolve() == Path(new).resolve():
         asked.discard("tokenizer")
-    refused = [f"{flag(name)} {getattr(args, name)} (era {'ninguno' if before[name] is None else before[name]})"
-               for name in fixed if name in asked]
+    refused = [f"{flag(name)} {getattr(args, name)} (antes {_told(before[name])})" for name in fixed if name in asked]
     if refused:
         raise UserError(f"{args.resume} no puede seguir con {', '.join(refused)}: quite esas opciones, o empiece de "
                         "cero en otra --output_dir")
     places = {"output_dir", "checkpoint_dir", "log_dir", "data_dir", "output", "resume", "dataset_name"}
     for name in sorted(asked - places - {"prepare", "dry_run"}):  # these two say what to do now, not how to train
-        was, now = ("no" if value is False else value for value in (before[name], getattr(args, name)))
-        note(f"Cambia respecto al punto de control: {flag(name)} {was} -> {now}.")
+        note(f"Cambia respecto al punto de control: {flag(name)} {_told(before[name])} -> "
+             f"{_told(getattr(args, name))}.")
     moved = Path(before["checkpoint_dir"]).resolve() != Path(args.checkpoint_dir).resolve()
     for name in before.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:
         setattr(args, name, before[name])
@@ -66,6 +65,11 @@ def arguments(args, state, fixed, flag, note):
              "que seguir la vez anterior.")
         for name, value in replaced.items():
             replace(args, name, value)
+
+
+def _told(value):
+    """An argument's value as Spanish text."""
+    return {"None": "sin indicar", "True": "sí", "False": "no"}.get(str(value), value)
 
 
 def replace(args, name, value):

@@ -81,7 +81,7 @@ def _say_resumed(args, dist, run, state, path, same_data):
     shown = {name: ["sin indicar" if values[name] is None else values[name] for values in (now, before)]
              for name in RECIPE if name in before and name in now and before[name] != now[name]}
     changed = [f"--{name.replace('_', '-')} {is_now} (antes {was})" for name, (is_now, was) in shown.items()]
-    if changed:
+    if changed and "output_dir" not in now:  # else recall.arguments() has told
         dist.print(f"Se usan los valores indicados ahora, distintos de los de antes: {', '.join(changed)}.")
     if progress.lr_scale != 1:
         dist.print(f"La tasa de aprendizaje sigue siendo la prevista multiplicada por {progress.lr_scale:g}, por los "

@@ -46,12 +46,10 @@ def _check_places(args, dist, folder, description=None):
     places = {"--output_dir": args.output_dir} if "output_dir" in vars(args) else {}
     places |= {"--checkpoint-dir": args.checkpoint_dir, "--log-dir": args.log_dir,
                "--output": args.output if folder else Path(args.output).parent}
-    held = set()
     for flag, place in places.items():
         require_writable_directory(place, flag)
-        if dist.main and (flag != "--output" or folder or description) and Path(place).resolve() not in held:
+        if dist.main and (flag != "--output" or folder or description):
             hold(place, flag)
-            held.add(Path(place).resolve())
     if not folder:
         require_writable_file(args.output, "--output")
         require_room_beside(args, description)

@@ -17,10 +17,10 @@ REVISION = "5" * 40
 
 class Hub:
     """Serves `root` while the block lasts. requests: (method, path) so far. gone: files that are no longer there, as a
-    regular expression."""
+    regular expression. cut: files of which the connection ends half way, likewise."""
 
     def __init__(self, root):
-        self.root, self.requests, self.gone = root, [], None
+        self.root, self.requests, self.gone, self.cut = root, [], None, None
 
     def __enter__(self):
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -106,5 +106,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send(200, content, **headers)
                 return
             part = content[int(span[1]):int(span[2] or len(content)) + 1]
+            if self.hub.cut and re.fullmatch(self.hub.cut, path):
+                self.close_connection = True
+                self.send(206, part[:len(part) // 2], Content_Length=len(part), **headers)
+                return
             self.send(206, part, Content_Range=f"bytes {span[1]}-{int(span[1]) + len(part) - 1}/{len(content)}",
                       **headers)

@@ -481,6 +481,18 @@ for name in path.split(","):
 
 
 @hub_extra
+def test_a_connection_that_is_cut_is_told_in_spanish(tmp_path, model):
+    publish(tmp_path / "hub" / "yo" / "textos", ["datos/train-0.jsonl.gz", "datos/train-1.jsonl.gz"], 6)
+    failing = FAILING.replace("MAX_RETRIES = 1", "MAX_RETRIES = 2\ndatasets.config.STREAMING_READ_RETRY_INTERVAL = 0")
+    with Hub(tmp_path / "hub") as hub:
+        hub.cut = "datos/train-1.*"
+        (code, output), = group(tmp_path, 1, failing, "yo/textos:en", model, "-",
+                                **hub.environment(tmp_path / "cache"))
+    assert code == 0 and "no se puede leer 'yo/textos' de Hugging Face (no se pudo conectar con el Hub)" in output
+    assert "ha cortado la conexión; nuevo intento en 0 s (2 de 2)." in output and "Retrying" not in output
+
+
+@hub_extra
 def test_what_the_hub_refuses_is_one_line(tmp_path, model):
     for name in ("textos", "columna"):
         publish(tmp_path / "hub" / "yo" / name, ["datos/train-0.jsonl.gz", "datos/train-1.jsonl.gz"], 6)

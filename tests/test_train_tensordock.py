@@ -139,7 +139,7 @@ def test_a_resumed_run_refuses_what_it_cannot_change(trained):
     code, output = train(trained.parent, "--resume_from", "salida", "--embed_size", "64", "--model_preset", "aura-cpu",
                          "--seed", "5", "--optimizer", "adafactor", "--dataset_max_tokens", "900")
     assert code == 2
-    for piece in ("--embed_size 64 (era 32)", "--model_preset aura-cpu (era manual)", "--seed 5",
+    for piece in ("--embed_size 64 (antes 32)", "--model_preset aura-cpu (antes manual)", "--seed 5",
                   "--optimizer adafactor", "--dataset_max_tokens 900"):
         assert piece in output.splitlines()[-1]
 
@@ -159,8 +159,15 @@ def test_a_checkpoint_of_before_there_was_a_choice_goes_on_as_it_began(trained):
 
 
 def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
+    path = checkpoint.found(trained)[0]
+    state = torch.load(path, weights_only=True)
+    state["arguments"]["attention"] = "sdpa"
+    torch.save(state, path)
     code, output = train(trained.parent, "--resume_from", "salida", "--max_steps", 6, "--log_interval", 1,
-                         "--warmup_steps", 9)
+                         "--warmup_steps", 9, "--auto_oom", "--attention", "auto", "--tokenizer", "auto")
+    for change in ("--warmup_steps sin indicar -> 9", "--auto_oom no -> sí", "--attention sdpa -> auto"):
+        assert f"Cambia respecto al punto de control: {change}.\n" in output
+    assert "Se usan los valores indicados ahora" not in output  # which would say it twice
     assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
     assert "Aviso: con --warmup_steps 9 la tasa de aprendizaje no llega a bajar en 6 pasos" in output
     assert re.search(r"Por hacer: 2 de los 6 pasos, \d+ s\b", output), output
@@ -172,7 +179,7 @@ def test_a_tokenizer_is_the_same_however_its_path_is_written(before, now, same, 
     args = script.build_parser().parse_args(["--tokenizer_name_or_path", now, "--checkpoint_dir", str(tmp_path)])
     args.resume = "c.pt"
     state = {"arguments": {**vars(args), "tokenizer": before, "dataset_name": "libro.txt"}}
-    told = f"--tokenizer_name_or_path {now} .era {before or 'ninguno'}"
+    told = f"--tokenizer_name_or_path {now} .antes {before or 'sin indicar'}"
     with pytest.raises(UserError, match=told) if not same else nullcontext():
         recall.arguments(args, state, script.FIXED, script.flag, pytest.fail)
 
@@ -251,6 +258,7 @@ def test_two_runs_in_one_folder(book, tmp_path):
         first.wait_for("paso 5/")
         code, output = train(tmp_path, *options)
         assert code == 2 and "otra ejecución" in output and "'s'" in output
+        assert "Plan para" not in output  # which would be of a checkpoint that the first one is about to leave behind
         first.child.send_signal(signal.SIGINT)
         assert first.finish()[0] == 130
     assert train(tmp_path, *options[:-1], 5)[0] == 0
