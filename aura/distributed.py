@@ -28,7 +28,7 @@ from aura import backend as backends
 from aura import ddp, placement, rendezvous, sharding, sync
 from aura.backend import within
 from aura.console import harmless
-from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
+from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line, one_line
 from aura.files import explain
 from aura.processes import has_ended, watch
 from aura.signals import JOB, LISTENED, STORE_THREAD, die_with_parent
@@ -470,7 +470,9 @@ def _reason(problem):
     if isinstance(problem, OSError):
         where = f"{str(problem.filename)!r}: " if problem.filename else ""
         return where + explain(problem)
-    return str(getattr(problem, "reason", problem)) or type(problem).__name__
+    if isinstance(problem, UserError | TrainingFault):
+        return str(getattr(problem, "reason", problem))
+    return one_line(problem)  # torch's compilers tell of all that they were given
 
 
 def is_communication_error(problem):

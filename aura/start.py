@@ -17,7 +17,7 @@ from aura import backend, checkpoint, loop, ops, pace, report, resume, sharding,
 from aura.checkpointer import Checkpointer, asked, cpu_copy
 from aura.diloco import DiLoCo
 from aura.ema import Average
-from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed
+from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed, first_line
 from aura.files import hold, require_writable_directory, require_writable_file
 from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, require_room_beside, versions
@@ -91,12 +91,24 @@ def choose_precision(name, device):
 
 
 def require_means(args, dist):
-    """Choose what carries out the operations, and refuse an --attention, --precision or --fsdp that cannot work here,
-    before the data take their time; on all ranks. Raises UserError."""
+    """Choose what carries out the operations, and refuse an --attention, --precision, --compile or --fsdp that cannot
+    work here, before the data take their time; on all ranks. Raises UserError."""
     ops.use(args.attention, dist.device)
     choose_precision(args.precision, dist.device)
+    if args.compile:
+        _require_compilation(dist.device)
     if dist.sharded:
         sharding.require_nccl(dist)
+
+
+def _require_compilation(device):
+    """Prove with an operation that torch.compile works here: it needs compilers that torch does not bring along."""
+    try:
+        torch.compile(torch.neg)(torch.zeros(1, device=device))
+    except RuntimeError as problem:
+        raise UserError(f"--compile: torch.compile no funciona en esta máquina ({first_line(problem)}); instale un "
+                        "compilador de C++ (en Debian y Ubuntu, apt install g++ python3-dev), o quite --compile"
+                        ) from problem
 
 
 def agree_precision(args, dist):

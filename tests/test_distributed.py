@@ -440,6 +440,14 @@ def test_who_is_left_when_a_rank_has_said_why_it_failed():
     assert dist.gather_objects("uno") == [None, "uno", None]
 
 
+def test_of_a_failure_in_many_lines_the_others_are_told_one():
+    fault = TrainingFault("no cabe; último punto de control: c/ckpt.pt")
+    fault.reason = "no cabe " * 50
+    assert distributed._reason(fault) == fault.reason
+    told = distributed._reason(RuntimeError("CppCompileError:\n\n" + "  aviso\n" * 1000))
+    assert told.startswith("CppCompileError: aviso aviso") and len(told) == 300
+
+
 def test_ctrl_c_on_rank_0_is_nobodys_bad_argument():
     store = c10d.HashStore()
     first, other = (distributed.Session(rank=rank, world_size=2, store=store) for rank in range(2))
