@@ -245,7 +245,7 @@ def test_other_data_are_read_as_often_as_was_asked(book, tmp_path):
 def test_compilation_that_cannot_work_is_refused_before_anything_is_done(book, tmp_path):
     code, output = train(tmp_path, "--dataset-name", book, "--compile", fresh=True, CXX="/bin/false",
                          AURA_EXTENSION="off", TORCHINDUCTOR_CACHE_DIR=tmp_path / "inductor")
-    assert code == 2 and re.search(r"\nerror: --compile: .*C\+\+ compiler.*, o quite --compile\n$", output), output
+    assert code == 2 and re.fullmatch(r"error: --compile: .*C\+\+ compiler.*, o quite --compile\n", output), output
     assert not (tmp_path / "Data").exists()
 
 
