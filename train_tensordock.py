@@ -263,7 +263,8 @@ def main():
     dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
     place(args)
     if not args.dry_run and Path(args.checkpoint_dir).is_dir():  # so that its newest checkpoint stays the newest
-        hold(args.checkpoint_dir, "--output_dir")
+        same = Path(args.checkpoint_dir) == Path(args.output_dir)
+        hold(args.checkpoint_dir, "--output_dir" if same else "--checkpoint-dir")
     args.resume = asked(args.resume, args.checkpoint_dir, dist)
     state = recall.recorded(args, dist.print)
     if state is not None:

@@ -368,7 +368,7 @@ def warnings(runs, base):
             (lambda run: run.exit != results.COMPLETE, "interrumpidas", "los minutos y el F1 son solo de las enteras"),
             (lambda run: len(set(run.hosts)) < run.nodes, "con varios nodos en una misma máquina",
              "no miden la red")):
-        labels = [_label(run) for run in runs if which(run)]
+        labels = dict.fromkeys(_label(run) for run in runs if which(run))
         if labels:
             found.append(f"ejecuciones {what} ({', '.join(labels)}); {so}")
     return found

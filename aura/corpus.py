@@ -286,7 +286,7 @@ def _file_documents(path, corpus, damage, offset, line):
 
     The start is (byte offset, lines before it), or None where a document ends within a line.
     """
-    records = _records(path)
+    records, start = _records(path), corpus.progress
     try:
         with open(path, "rb") as raw, (gzip.open(raw) if _packed(path) else raw) as file:
             file = file if records else _with_line_ends(file)
@@ -294,7 +294,7 @@ def _file_documents(path, corpus, damage, offset, line):
             file.seek(offset)
             lines = _lines(file, path, damage, records, offset, line)
             yield from split(_watched(lines, raw, path, corpus, damage), path, damage)
-            corpus.progress += path.stat().st_size
+            corpus.progress = start + path.stat().st_size
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise UserError(f"{str(path)!r}: no es un gzip, o está dañado o incompleto; vuelva a descargarlo, o quítele "
                         ".gz del nombre si no está comprimido") from problem
@@ -340,7 +340,6 @@ def _watched(lines, raw, path, corpus, damage):
         if untold >= DOCUMENT_BYTES_MAX:
             corpus.progress, untold = start + raw.tell(), 0
         yield line
-    corpus.progress = start
 
 
 def _lines(file, path, damage, whole, offset=0, number=0):

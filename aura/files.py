@@ -204,11 +204,12 @@ def hold(directory, flag):
     Raises UserError naming `flag` when another process has it. A file system or a Windows without locks has none.
     """
     path = Path(directory, IN_USE)
-    if path.resolve() in _held:
+    known = os.path.realpath(path)
+    if known in _held:
         return
     new = not path.exists()
     try:
-        _held[path.resolve()] = lock(path), flag
+        _held[known] = lock(path), flag
         _made.extend([path] * new)
     except BlockingIOError:
         raise UserError(f"otra ejecución está usando {str(directory)!r}: espere a que termine, deténgala, o indique "
@@ -220,7 +221,7 @@ def hold(directory, flag):
 def keep_held(directory):
     """Take the lock of hold() again where somebody has removed it, with the folder, and another run could have begun
     in a new one. Raises UserError where one has."""
-    path = Path(directory, IN_USE).resolve()
+    path = os.path.realpath(Path(directory, IN_USE))
     if path not in _held:
         return
     descriptor, flag = _held[path]

@@ -242,6 +242,7 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stoppe
         dist.local_rank)), strict=True))
     dist.print_each(f"Memoria máxima: {memory[dist.rank]:.2f} GB")
     if not steps:
+        dist.print("Esta orden no ha dado ningún paso: no deja cifras en --results-dir.")
         return None
     step = dist.broadcast_tree(statistics.median(reporter.step_times) if dist.main else None)
     exchange = {"alone_step_s": None, "communication_s": None, "exchange_bytes": 0, "exchange_s": None}

@@ -161,7 +161,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
     with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist, request):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
-            stop = _evaluate_owed(run, policy, evaluate, request, checkpointer, reporter, clock, dist)
+            stop = _evaluate_owed(run, policy, evaluate, sample, request, checkpointer, reporter, clock, dist)
         while progress.step < policy.max_steps and not stop:
             started = time.perf_counter()
             checkpointer.poll()
@@ -191,7 +191,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
 
             ended = last or loader.epoch_ended
             evaluated = evaluate is not None and (ended or _due(progress.step, policy.eval_interval))
-            sampled = sample is not None and (last or _due(progress.step, policy.sample_interval))
+            sampled = sample is not None and (ended or _due(progress.step, policy.sample_interval))
             saved = last or _due(progress.step, policy.checkpoint_freq)
             settle = ended or evaluated or sampled or saved or progress.step == 1
             faulty, gave_up = False, None
@@ -297,15 +297,20 @@ def evaluate_unless_stopped(evaluate, request, dist):
         return {}, max(dist.gather_objects(request.number))
 
 
-def _evaluate_owed(run, policy, evaluate, request, checkpointer, reporter, clock, dist):
-    """Make the evaluation that an earlier stop cut short, log the row of its step again, complete, and save the run
-    where no later checkpoint will tell that it is made. Returns 0, or the signal that cut it short once more."""
+def _evaluate_owed(run, policy, evaluate, sample, request, checkpointer, reporter, clock, dist):
+    """Make the evaluation that an earlier stop cut short, log the row of its step again, complete, write the text that
+    was left out too, and save the run where no later checkpoint will tell that it is made. Returns 0, or the signal
+    that cut it short once more."""
     progress = run.progress
     with clock.phase("evaluate"), run.as_delivered():
         found, stop = evaluate_unless_stopped(evaluate, request, dist)
     if not stop:
         progress.logged = reporter.log(progress.step, **progress.owed, **found) or progress.logged
         progress.owed = None
+        if sample is not None and (progress.step >= policy.max_steps or run.loader.epoch_ended
+                                   or _due(progress.step, policy.sample_interval)):
+            with clock.phase("evaluate"), run.as_delivered():
+                sample(progress.step, request)
         if progress.step >= policy.max_steps and _worth_keeping(run, found, policy, reporter, dist):
             _save(run, policy, checkpointer, reporter, clock)
     return stop

@@ -30,6 +30,7 @@ from aura.errors import EXIT_OK, UserError
 from aura.signals import orderly_stop
 from aura.words import counted
 
+SELDOM = 500  # steps without an end of an epoch, after which a model is validated all the same
 STREAM_EVAL_WINDOWS = 4000  # of a stream, whose validation text stays in memory, where --eval-windows gives no limit
 SMALLER = "elija un --preset menor, o menos --n-layer, --n-embd o --seq-len"
 
@@ -220,9 +221,9 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
                                    start.group_peak(dist, precision), name=table, target_hours=target_hours,
                                    **scaling.yardsticks(measured or {}, dist.world_size))
-        epoch = loader.steps_per_epoch or 500
-        policy = start.make_policy(args, steps, args.batch_size * args.seq_len, sample_interval=epoch,
-                                   eval_interval=args.eval_interval or min(epoch, 500))
+        epoch = loader.steps_per_epoch  # None of a stream, whose end nobody knows
+        policy = start.make_policy(args, steps, args.batch_size * args.seq_len, sample_interval=0 if epoch else SELDOM,
+                                   eval_interval=args.eval_interval or (0 if epoch and epoch <= SELDOM else SELDOM))
         dist.print(f"Modelo: {config.parameters() / 1e6:.2f} M parámetros; precisión {precision.name}; "
                    f"{ops.describe(dist.device)}.")
         start.say_if_complete(dist, run.progress, steps)

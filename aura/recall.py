@@ -56,7 +56,8 @@ def arguments(args, state, fixed, flag, note):
     for name in before.keys() & vars(args).keys() - (places if moved else {"resume", "dataset_name"}) - given:
         setattr(args, name, before[name])
     for name, over in (("epochs", "max_steps"), ("warmup_ratio", "warmup_steps")):  # `over` has the last word
-        if name in given and over not in given:
+        if name in given and over not in given and getattr(args, over) is not None:
+            note(f"Cambia respecto al punto de control: {flag(over)} {getattr(args, over)} -> sin indicar.")
             setattr(args, over, None)
     if "dataset_name" not in given:
         args.dataset_name = before["dataset_name"]

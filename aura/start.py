@@ -53,7 +53,7 @@ def _check_places(args, dist, folder, description=None):
     if not folder:
         require_writable_file(args.output, "--output")
         require_room_beside(args, description)
-    if not folder and Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \
+    if Path(args.output).parent.resolve() == Path(args.checkpoint_dir).resolve() \
             and checkpoint.step_of(Path(args.output)) is not None:
         raise UserError(f"--output {args.output!r} tiene el nombre de un punto de control de --checkpoint-dir, que se "
                         "perdería: indique otro")
@@ -269,8 +269,12 @@ def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=Non
     bytes. begun_with: the checksum of the weights of --model, None where there are none."""
     constants = {**resume.about(config, vocabulary), "arguments": plain_arguments(args), "begun_with": begun_with,
                  "dataset": {"name": dataset, "sha256": sha256}, "versions": versions()}
-    return Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, cpu_copy(constants),
-                                   names=names, keep_every=args.keep_every, background=True)
+    if args.keep_every and (not args.checkpoint_freq or args.keep_every % args.checkpoint_freq):
+        both = math.lcm(args.keep_every, args.checkpoint_freq)
+        dist.print(f"Aviso: --keep-every {args.keep_every} no es múltiplo de --checkpoint-freq {args.checkpoint_freq}: "
+                   f"{f'se conservan los de pasos múltiplos de {both}' if both else 'no se conserva ninguno por él'}.")
+    return Checkpointer(args.checkpoint_dir, dist, args.keep_checkpoints, cpu_copy(constants), names=names,
+                        keep_every=args.keep_every, background=True)
 
 
 def make_ready(args, dist, module, optimizer, precision, loader, checkpointer, loss_fn, batch, *, unit="tokens",

@@ -369,7 +369,7 @@ class _Reader:
         parts, first, left = [], place.token, step + 1
         for _, ids in held:  # no more than is wanted: one document may hold many blocks
             parts.append(ids[first:first + left])
-            first, left = 0, left - len(parts[-1])
+            first, left = max(0, first - len(ids)), left - len(parts[-1])  # the one it began in may be several by now
             if not left:
                 break
         tokens = np.concatenate(parts)

@@ -185,11 +185,13 @@ def test_a_long_record_is_several_documents(tmp_path, monkeypatch):
         assert [part for part, _ in found.placed(place)] == list(parts[number:])
 
 
-@pytest.mark.parametrize("name, line", [("d.jsonl", json.dumps({"text": "x" * 300_000})), ("d.txt", "x" * 300_000)])
-def test_how_far_it_is_does_not_wait_for_many_lines(tmp_path, name, line):
-    found = corpus.open_corpus(str(write(tmp_path / name, f"{line}\n" * 40)))
+@pytest.mark.parametrize("name, line, rest", [
+    ("d.jsonl", json.dumps({"text": "x" * 300_000}), ""), ("d.txt", "x" * 300_000, "fin")])
+def test_how_far_it_is_does_not_wait_for_many_lines(tmp_path, name, line, rest):
+    found = corpus.open_corpus(str(write(tmp_path / name, f"{line}\n" * 40 + rest)))
     told = [found.progress / found.total_bytes for _ in found.documents()]
-    assert told == sorted(told) and {round(part, 1) for part in told} >= {tenth / 10 for tenth in range(1, 10)}
+    assert found.progress == found.total_bytes and told == sorted(told)
+    assert {round(part, 1) for part in told} >= {tenth / 10 for tenth in range(1, 10)}
 
 
 @pytest.mark.parametrize("clump", [range(400, 460), range(0, 20_000, 105), range(9)])

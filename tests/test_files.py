@@ -143,6 +143,12 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
     files.hold(tmp_path, "--output-dir")
 
 
+def test_a_lock_that_leads_nowhere_is_none(tmp_path):
+    (tmp_path / files.IN_USE).symlink_to(files.IN_USE)
+    files.hold(tmp_path, "--output-dir")
+    files.keep_held(tmp_path)
+
+
 def test_a_folder_in_use_by_another_user_is_not_taken(tmp_path, monkeypatch):
     """A run in a container leaves a lock that is root's: who may write into the folder may only read that."""
     opened = os.open

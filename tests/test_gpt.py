@@ -1,6 +1,7 @@
 """GPT-2: sizes, FLOPs, the same logits as the published implementation, the key-value cache."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aura import ops, sampling
+from aura import ops, pretrain, sampling
+from aura.distributed import Session
 from aura.errors import UserError
 from aura.models import blocks, gpt
 
@@ -188,6 +190,16 @@ def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     asked = iter([False, False, True])
     cut = sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked))
     assert cut == first[:2] and model.training
+
+
+def test_a_stop_cuts_a_sample_short():
+    model, told, request = gpt.GPT(TINY).init_weights(1), [], SimpleNamespace(number=0)
+    letters = SimpleNamespace(encode=lambda text: [1], decode=lambda ids: "x" * len(ids), eos_id=None, vocab_size=None)
+    sample = pretrain.make_sample(SimpleNamespace(sample_prompt="", sample_length=9, seed=1), Session(), model, letters,
+                                  SimpleNamespace(sample=lambda step, text: told.append(len(text))), None)
+    for request.number in (0, 15):
+        sample(1, request)
+    assert told == [9, 0]
 
 
 def test_generation_sees_the_end_of_a_prompt_longer_than_the_context():

@@ -328,6 +328,24 @@ def test_all_time_counts(tmp_path, shards, monkeypatch):
     assert 100 <= run.keeper.load("auto")["progress"]["seconds"] < 200 and len(spent) == 2
 
 
+def test_samples_are_of_the_ends_of_epochs_and_none_is_lost(tmp_path, shards):
+    """Though a stop in the evaluation before it leaves the sample to the next start."""
+    seen, asked = [], []
+
+    def evaluate(request):
+        if not asked:
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+            raise signals.Abandoned
+        return {"val_loss": 1.0}
+
+    def go(**more):
+        return Run(tmp_path, shards, max_steps=20, checkpoint_freq=0).go(
+            evaluate=evaluate, sample=lambda step, request: seen.append(step), **more)
+
+    assert go().result[1] == signal.SIGTERM and not seen
+    assert go(resume=True).result[1] == 0 and seen == [18, 20]
+
+
 def test_the_mean_of_an_epoch_is_of_that_epoch(tmp_path, shards):
     """Also where a larger batch leaves out what was left of the one before."""
     run = Run(folder(tmp_path, "a"), shards, batch=2, max_steps=36, checkpoint_freq=0).go()  # 144 windows of 149
@@ -558,7 +576,8 @@ def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():
     for evaluate, stop in ((abandon, 15), (lambda request: {"val_loss": 0.5}, 0)):
         rows = []
         clock = loop.Clock(Session())
-        assert loop._evaluate_owed(run, loop.Policy(9, 1), evaluate, request, None, reporter, clock, Session()) == stop
+        assert loop._evaluate_owed(run, loop.Policy(9, 1), evaluate, None, request, None, reporter, clock,
+                                   Session()) == stop
         assert rows == ([] if stop else [{"loss": 1.0, "val_loss": 0.5}]) and (progress.owed is None) == (not stop)
 
 

@@ -172,12 +172,23 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
 
 
+@pytest.mark.parametrize("every, freq, told", [
+    (6, 4, "se conservan los de pasos múltiplos de 12."), (6, 0, "no se conserva ninguno por él."), (8, 4, None),
+    (0, 4, None)])
+def test_checkpoints_that_are_never_written_cannot_be_kept(tmp_path, capsys, every, freq, told):
+    args = SimpleNamespace(keep_every=every, checkpoint_freq=freq, keep_checkpoints=1, checkpoint_dir=str(tmp_path))
+    start.make_checkpointer(args, Session(), gpt.GPTConfig(), "libro", "0", b"tokenizer")
+    said = capsys.readouterr().out
+    assert said == (f"Aviso: --keep-every 6 no es múltiplo de --checkpoint-freq {freq}: {told}\n" if told else "")
+
+
+@pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("output", ["c/ckpt-00000002.pt", "c/../c/interrupt-step-2.pt"])
-def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, output):
+def test_a_model_does_not_take_the_place_of_a_checkpoint(tmp_path, monkeypatch, output, folder):
     monkeypatch.chdir(tmp_path)
     args = SimpleNamespace(checkpoint_dir="c", log_dir="l", output=output)
     with pytest.raises(UserError, match="--output 'c/.*tiene el nombre de un punto de control"):
-        start._check_places(args, Session(rank=1), folder=False)  # rank 0 would hold the folder
+        start._check_places(args, Session(rank=1), folder)  # rank 0 would hold the folder
 
 
 def test_what_cannot_be_written_beside_the_model_is_told_before_the_training(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import train_tensordock as script
-from aura import cgroup, checkpoint, corpus, recall
+from aura import cgroup, checkpoint, corpus, files, recall
 from aura.errors import UserError
 from aura.output import read_output
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
@@ -262,6 +262,15 @@ def test_two_runs_in_one_folder(book, tmp_path):
         first.child.send_signal(signal.SIGINT)
         assert first.finish()[0] == 130
     assert train(tmp_path, *options[:-1], 5)[0] == 0
+
+
+def test_checkpoints_in_use_elsewhere_are_called_as_they_were_given(book, tmp_path):
+    (tmp_path / "c").mkdir()
+    lock = files.lock(tmp_path / "c" / files.IN_USE)
+    code, output = train(tmp_path, "--dataset_path", book, "--checkpoint_dir", "c", *SMALL)
+    os.close(lock)
+    assert code == 2 and output.endswith("usando 'c': espere a que termine, deténgala, o indique otra carpeta con "
+                                         "--checkpoint-dir\n")
 
 
 def test_a_folder_of_the_run_before_goes_on(trained):
