@@ -104,12 +104,12 @@ def length(args, dist, loader, progress):
         return args.max_steps, 0
     whole, batch = args.epochs * loader.steps_per_epoch, args.batch_size * args.grad_accum * dist.world_size
     left = (args.epochs - 1 - loader.epoch) * loader.steps_per_epoch + (loader.windows - loader.samples) // batch
-    fewer = progress.step - (whole - left)
-    if fewer:
-        left = max(0, left)  # more epochs may be done than are asked for now
+    seen = whole - left
+    if seen != progress.step:
+        seen = min(seen, whole)  # more epochs may be done than are asked for now
         dist.print("Antes cada paso llevaba otros datos u otra cantidad: lo ya visto equivale a "
-                   f"{whole - left} de los {whole} pasos de ahora, y faltan {left}.")
-        fewer = progress.step - (whole - left)
+                   f"{seen} de los {whole} pasos de ahora, y faltan {whole - seen}.")
+    fewer = progress.step - seen
     return whole + fewer, fewer
 
 
