@@ -208,7 +208,7 @@ def test_the_others_wait_for_a_text_as_long_as_it_takes():
     turns = []
     dist = SimpleNamespace(main=False, sharded=False, run_on_main=turns.append)
     args = SimpleNamespace(sample_prompt="Había una vez", sample_length=9)
-    pretrain.make_sample(args, dist, None, SimpleNamespace(encode=lambda text: [1]), None, None)(500)
+    pretrain.make_sample(args, dist, None, SimpleNamespace(encode=lambda text: [1]), None, None)(500, None)
     assert len(turns) == 1
 
 
