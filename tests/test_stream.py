@@ -113,6 +113,17 @@ def test_an_epoch_is_every_window_once_and_the_next_has_another_order(folder, mo
     assert blocks[0] == blocks[1] == blocks[2], "the shuffling stays within blocks"
 
 
+def test_a_place_beyond_what_a_document_holds_by_now_is_in_those_after_it(folder, model, tokens_of):
+    """As of a checkpoint from before long records were several documents."""
+    tokens = tokens_of(corpus.open_corpus(str(folder)).documents())
+    with loader(folder, model, batch_size=1, shuffle_windows=20) as streaming:
+        place = {"epoch": 0, "block": 1, "document": None, "token": 20 * T, "delivered": 0}
+        streaming.load_state_dict({**streaming.state_dict(), "ranks": [place]})
+        found = [row for _ in range(20) for row in rows(streaming.next())]
+    assert len(tokens_of([next(corpus.open_corpus(str(folder)).documents())])) < 20 * T
+    assert sorted(found) == sorted(windows_of(tokens[20 * T:40 * T + 1]))
+
+
 @pytest.mark.parametrize("name", ["folder", "a.jsonl", "d.txt.gz", "muestra"])
 def test_a_resumed_stream_is_the_uninterrupted_one_from_any_step(folder, model, monkeypatch, name):
     monkeypatch.setattr(corpus, "SAMPLE_BYTES", 10_000)

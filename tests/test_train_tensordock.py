@@ -193,10 +193,13 @@ def test_what_is_to_be_done_now_is_no_change(tmp_path):
 
 @pytest.mark.parametrize("words, steps", [(["--warmup_ratio", "0.9"], None), (["--warmup_steps", "5"], 5), ([], 2)])
 def test_a_ratio_of_warmup_replaces_recorded_steps(tmp_path, words, steps):
+    notes = []
     args = script.build_parser().parse_args([*words, "--checkpoint_dir", str(tmp_path)])
     before = {**vars(args), "warmup_ratio": 0.03, "warmup_steps": 2, "dataset_name": "libro.txt"}
-    recall.arguments(args, {"arguments": before}, script.FIXED, script.flag, print)
+    recall.arguments(args, {"arguments": before}, script.FIXED, script.flag, notes.append)
     assert args.warmup_steps == steps
+    dropped = "Cambia respecto al punto de control: --warmup_steps 2 -> sin indicar."
+    assert (dropped in notes) == (steps is None), notes
 
 
 def test_auto_is_what_was_recorded_and_epochs_replace_steps(trained):
