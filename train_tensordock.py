@@ -138,6 +138,17 @@ def flag(name):
     return "--" + names[-1].removeprefix("--").replace("-", "_")
 
 
+def check_arguments(args):
+    """Raise UserError for arguments that contradict each other, and for a launcher of several processes."""
+    if args.dry_run and args.prepare:
+        raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
+    if {"warmup_steps", "warmup_ratio"} <= args.given:
+        raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
+    if (several := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(f"WORLD_SIZE={several[:20]}: este programa entrena en una sola tarjeta, y cada proceso haría "
+                        "lo mismo: láncelo con python, sin torchrun; para varias está train_gpt2_spanish.py")
+
+
 def place(args):
     """Put everything that was given no place of its own into the output folder. Where that is not given, it is the one
     of the checkpoint to go on from, or `salida`."""
@@ -250,13 +261,7 @@ def run(args, dist, data, config):
 def main():
     """Plan, prepare, build, train; returns the exit code."""
     args = build_parser().parse_args()
-    if args.dry_run and args.prepare:
-        raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
-    if {"warmup_steps", "warmup_ratio"} <= args.given:
-        raise UserError("--warmup_steps y --warmup_ratio dicen lo mismo de dos maneras: quite una")
-    if (several := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UserError(f"WORLD_SIZE={several[:20]}: este programa entrena en una sola tarjeta, y cada proceso haría "
-                        "lo mismo: láncelo con python, sin torchrun; para varias está train_gpt2_spanish.py")
+    check_arguments(args)
     backend.limit_threads()
     dist = distributed.Session()
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
