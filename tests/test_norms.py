@@ -94,9 +94,9 @@ def compare(norms, kind, operands, eps=1e-5, keep=1.0, **options):
         assert gradient.dtype == operand.dtype
 
 
-def check_post_norm(norms, rows, columns, dtype, device="cpu", same=torch.equal, **options):
-    """post_layer_norm against add_layer_norm, whose output is rounded here, for gradients of both outputs and of each
-    alone. same(a, b): whether two gradients agree."""
+def check_post_norm(norms, rows, columns, dtype, device="cpu", same=torch.equal, alone=True, **options):
+    """post_layer_norm against add_layer_norm, whose output is rounded here, for gradients of both outputs and, where
+    that is wanted, of each alone. same(a, b): whether two gradients agree."""
     operands = [x.detach().to(device).requires_grad_()
                 for x in drawn("add_layer_norm", rows, columns, (dtype, FLOAT, FLOAT))]
     y, like_x = norms.post_layer_norm(*operands, **options)
@@ -104,7 +104,8 @@ def check_post_norm(norms, rows, columns, dtype, device="cpu", same=torch.equal,
     assert torch.equal(y, plain) and like_x.dtype == dtype and torch.equal(like_x, plain.to(dtype))
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(y.shape, generator=generator).to(output) for output in (y, like_x)]
-    for outputs, given in (([y, like_x], upstream), ([y], upstream[:1]), ([like_x], upstream[1:])):
+    each = (([y], upstream[:1]), ([like_x], upstream[1:])) if alone else ()
+    for outputs, given in (([y, like_x], upstream), *each):
         got = torch.autograd.grad(outputs, operands, given, retain_graph=True)
         wanted = torch.autograd.grad(plain, operands, sum(gradient.float() for gradient in given), retain_graph=True)
         assert all(map(same, got, wanted)) and [x.dtype for x in got] == [x.dtype for x in operands]
