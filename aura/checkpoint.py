@@ -25,6 +25,7 @@ from aura.files import atomic_write, explain, path_called, regular
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)  # what says nothing about the file itself
+WEIGHTS_ALONE = "guarda solo los pesos de un modelo, y para seguir hace falta un punto de control"
 ENCRYPTED = 1  # of a record's flags (APPNOTE 6.3.10, 4.4.4)
 
 
@@ -110,6 +111,11 @@ def peek(path):
         return load_unchecked(path, mmap=True)
     except UserError:  # of a damaged file in torch's English: read() knows what is wrong with it
         return read(path)
+
+
+def holds_weights_alone(state):
+    """Whether what a file holds is a finished model and no checkpoint."""
+    return bool(state) and all(isinstance(tensor, torch.Tensor) for tensor in state.values())
 
 
 def load_unchecked(path, **how):

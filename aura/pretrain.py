@@ -76,10 +76,10 @@ def _find_or_prepare(args, dist, config):
     def accept(tokenizer):
         if not args.prepare:
             # train_tensordock.py takes no other tokenizer than that of the run, and no other text.
-            earlier = [] if "output_dir" in vars(args) else tokenizers.NAMES
+            patterns = [] if "output_dir" in vars(args) else [f"[!.]*/{each}" for each in tokenizers.NAMES]
             planned = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
             resume.require_same(args, dist, planned, tokenizer.model,
-                                [Path(args.data_dir, text.name, each) for each in earlier])
+                                [path for each in patterns for path in sorted(Path(args.data_dir).glob(each))])
 
     return dataset.prepare(
         text, args.data_dir, vocab_size=args.vocab_size,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from aura import corpus, dataset
-from aura.checkpoint import choose, peek
+from aura.checkpoint import WEIGHTS_ALONE, choose, holds_weights_alone, peek
 from aura.errors import UserError
 
 
@@ -20,8 +20,8 @@ def recorded(args, note=print):
     args.resume = str(path)
     state = peek(path)
     if not {"arguments", "config", "dataset"} <= state.keys():
-        raise UserError(f"{str(path)!r} no es un punto de control de este proyecto: indique un checkpoint-step-N.pt, o "
-                        "su carpeta")
+        what = WEIGHTS_ALONE if holds_weights_alone(state) else "no es un punto de control de este proyecto"
+        raise UserError(f"{str(path)!r} {what}: indique un checkpoint-step-N.pt, o su carpeta")
     if "output_dir" not in state["arguments"]:
         raise UserError(f"{str(path)!r} es de otro de los scripts: reanúdelo con aquel")
     return state
@@ -79,6 +79,14 @@ def replace(args, name, value):
     setattr(args, name, value)
 
 
+def _unless_another(args, state):
+    """What to add to that data are prepared again, where it may be the text of others: which only shows then."""
+    name = state["dataset"]["name"]
+    if "dataset_name" in args.given and corpus.open_corpus(args.dataset_name).name != name:
+        return f"; si --dataset_path {args.dataset_name!r} no es el mismo texto ({name!r}), no se podrá seguir"
+    return ""
+
+
 def data(args, state, note):
     """The prepared Dataset that the checkpoint `state` was trained on, or None when it is no longer there.
 
@@ -88,7 +96,7 @@ def data(args, state, note):
     data = next((data for data in dataset.prepared(args.data_dir, note) if data.sha256 == known), None)
     if data is None:
         note(f"Los datos preparados con que se entrenó {args.resume} no están en {args.data_dir}: se preparan de "
-             "nuevo.")
+             f"nuevo{_unless_another(args, state)}.")
         return None
     if "dataset_name" in args.given and not dataset.same_text(
             data, corpus.open_corpus(args.dataset_name, max_tokens=args.dataset_max_tokens)):

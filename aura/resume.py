@@ -120,7 +120,7 @@ def require_same(args, dist, config, vocabulary, earlier):
     meant = asked(args.resume, args.checkpoint_dir, dist)
     path = meant != "none" and checkpoint.choose(meant, args.checkpoint_dir)
     if path:
-        _require_same(checkpoint.peek(path), path, about(config, vocabulary), earlier)
+        _require_same(checkpoint.peek(path), path, about(config, vocabulary) | {"arguments": vars(args)}, earlier)
 
 
 def about(config, vocabulary):
@@ -143,7 +143,10 @@ def _require_same(state, path, constants, earlier=()):
     if wrong := [name for name, kind in kinds.items() if name in state and not isinstance(state[name], kind)]:
         raise agreed(UserError, f"{path} no es un punto de control de este proyecto (no es lo que debe: "
                      f"{', '.join(wrong)}); {ANOTHER}")
-    way_out = "use las mismas opciones, otra --checkpoint-dir, o --resume none para empezar de cero"
+    # One that was asked for by name, out of another folder than today's: yet another folder would change nothing.
+    folder = constants.get("arguments", {}).get("checkpoint_dir", "")
+    here = Path(path).resolve().parent == Path(folder).resolve()
+    way_out = f"use las mismas opciones, {'otra --checkpoint-dir, ' * here}o --resume none para empezar de cero"
     data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
     if now and data and data != now:
         way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
@@ -163,9 +166,8 @@ def _require_same(state, path, constants, earlier=()):
         if not tokenizers.same_pieces(theirs, ours):
             if str(constants.get("arguments", {}).get("model")).startswith("random:"):
                 way_out = f"con --model random:... sale de las preguntas, que serán otras: {way_out}"
-            for file in earlier:
-                if _bytes_of(file) == theirs:
-                    way_out = f"si el texto ha cambiado, siga con el de antes, --tokenizer {file}; si no, {way_out}"
+            if file := next((file for file in earlier if _bytes_of(file) == theirs), None):
+                way_out = f"para seguir con este texto, dé el tokenizador de antes, --tokenizer {file}; o {way_out}"
             raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
         theirs, ours = (each.get("begun_with") for each in (state, constants))
         if theirs and ours and theirs != ours:
@@ -176,5 +178,6 @@ def _require_same(state, path, constants, earlier=()):
             raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "
                          "indique ese, otra --checkpoint-dir, o --resume none para empezar de cero")
     except KeyError as problem:
-        raise agreed(UserError, f"{path} no es un punto de control de este proyecto (le falta {problem}); {ANOTHER}"
-                     ) from problem
+        what = checkpoint.WEIGHTS_ALONE if checkpoint.holds_weights_alone(state) else (
+            f"no es un punto de control de este proyecto (le falta {problem})")
+        raise agreed(UserError, f"{path} {what}; {ANOTHER}") from problem

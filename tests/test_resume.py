@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import checkpoint, loop, resume
+from aura import checkpoint, loop, recall, resume
 from aura.checkpointer import Checkpointer
 from aura.distributed import Session
 from aura.errors import UserError
@@ -80,7 +80,34 @@ def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(t
     for theirs, named in ((b"de antes", True), (b"de otro", False)):
         with pytest.raises(UserError, match="con otro tokenizador; ") as found:
             resume._require_same(about(theirs), "c.pt", about(b"de ahora"), files_at_hand)
-        assert (f"siga con el de antes, --tokenizer {files_at_hand[1]}" in str(found.value)) == named
+        assert (f"dé el tokenizador de antes, --tokenizer {files_at_hand[1]}; o use" in str(found.value)) == named
+
+
+@pytest.mark.parametrize("name, given, told", [("otro", True, True), ("libro", True, False), ("otro", False, False)])
+def test_of_a_text_of_another_name_it_is_said_that_it_may_be_another(book, tmp_path, name, given, told):
+    said, args = [], SimpleNamespace(data_dir=str(tmp_path), resume="c.pt", dataset_name=str(book),
+                                     dataset_max_tokens=None, given={"dataset_name"} if given else set())
+    assert recall.data(args, {"dataset": {"sha256": "0", "name": name}}, said.append) is None
+    assert len(said) == 1 and ("no es el mismo texto ('otro'), no se podrá seguir" in said[0]) == told
+
+
+def test_another_folder_is_no_way_out_of_a_checkpoint_that_was_asked_for_by_name(tmp_path):
+    now = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
+    for name, told in (("a", True), ("b", False)):
+        then, now = ({**now, "config": {"width": width}} for width in (1, 2))
+        now["arguments"] = {"checkpoint_dir": str(tmp_path / name)}
+        with pytest.raises(UserError, match="es de otro modelo: width=1") as found:
+            resume._require_same(then, tmp_path / "a" / "c.pt", now)
+        assert ("otra --checkpoint-dir, o --resume none" in str(found.value)) == told
+
+
+def test_a_finished_model_is_told_from_a_checkpoint(tmp_path):
+    torch.save({"wte.weight": torch.zeros(2)}, tmp_path / "gpt.pth")
+    now = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
+    with pytest.raises(UserError, match="guarda solo los pesos de un modelo, y para seguir hace falta un punto de"):
+        resume._require_same(torch.load(tmp_path / "gpt.pth"), tmp_path / "gpt.pth", now)
+    with pytest.raises(UserError, match="guarda solo los pesos de un modelo, .*: indique un checkpoint-step-N.pt, o"):
+        recall.recorded(SimpleNamespace(resume=str(tmp_path / "gpt.pth"), checkpoint_dir=str(tmp_path)))
 
 
 def test_the_log_of_a_way_that_is_left_is_kept(tmp_path, capsys):
