@@ -26,6 +26,17 @@ from aura.files import explain, take_back
 from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, STORE_THREAD
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
+ALIKE = 0.76  # of difflib's ratio of two arguments from which on one is taken for a slip of the other
+# What nanoGPT, litgpt and transformers call arguments that we have, for the hint of the one who comes from there.
+ELSEWHERE = {
+    "--bf16": ["--precision"], "--fp16": ["--precision"], "--dtype": ["--precision"],
+    "--block-size": ["--seq-len"], "--max-seq-length": ["--max-len", "--seq-len"],
+    "--learning-rate": ["--lr"], "--max-iters": ["--max-steps"], "--num-train-epochs": ["--epochs"],
+    "--gradient-accumulation-steps": ["--grad-accum"], "--per-device-train-batch-size": ["--batch-size"],
+    "--micro-batch-size": ["--batch-size"], "--save-steps": ["--checkpoint-freq"], "--out-dir": ["--checkpoint-dir"],
+    "--max-new-tokens": ["--length"], "--start": ["--prompt"], "--model-name-or-path": ["--model"],
+    "--train-file": ["--dataset", "--dataset-name"]}
+
 
 class _Bad(str):
     """A value that failed its check; kept through parsing so that all of them are reported together."""
@@ -161,8 +172,11 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word):
         if not word.startswith("-"):
-            return f"argumento de más: {word!r}"
-        near = difflib.get_close_matches(word.split("=")[0], self._option_string_actions, n=1)
+            several = "; de varios ficheros, indique su carpeta" if os.path.isfile(word) else ""
+            return f"argumento de más: {word!r}{several}"
+        name = word.split("=")[0]
+        near = [here for here in ELSEWHERE.get(name, ()) if here in self._option_string_actions] or (
+            difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=ALIKE))
         return f"argumento desconocido {word}" + (f"; ¿quiso decir {near[0]}?" if near else "")
 
 

@@ -85,12 +85,14 @@ class Corpus:
     """A source of documents that can be read more than once.
 
     name: the folder's name under --data-dir. source: what identifies the content, JSON-able. total_bytes: size on
-    disk, None when unknown. progress: bytes of the source read so far. damage: what was wrong in the last reading.
+    disk, None when unknown. unread: files of the folder that are no text by their names. progress: bytes of the source
+    read so far. damage: what was wrong in the last reading.
     """
 
     name: str
     source: dict
     total_bytes: int | None = None
+    unread: list = field(default_factory=list)
     progress: int = 0
     damage: Damage = field(default_factory=Damage)
 
@@ -212,15 +214,18 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
         repository, configuration = HUB.get(name) or on_hub.groups()
         return Corpus(_plain_name(name), {"kind": "hub", "repository": repository, "configuration": configuration})
     if not path.exists():
+        if name.startswith(("http://", "https://")):
+            raise UserError(f"{flag} {name!r}: es una dirección; descárguela antes (curl -o texto.txt -L {name}) e "
+                            "indique el fichero")
         raise UserError(f"{flag} {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
                         "propietario/nombre, o la ruta de un .txt, un .jsonl (también .gz) o una carpeta")
     try:
-        files = _files_below(path)
+        files, others = _files_below(path)
         source = {"kind": "ficheros", **_state_of(list(dict.fromkeys(file.resolve() for file in files)))}
     except OSError as problem:
         raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                         "permisos o sáquelo de la carpeta") from problem
-    return Corpus(_folder_name(path), source, sum(source["bytes"]))
+    return Corpus(_folder_name(path), source, sum(source["bytes"]), unread=others)
 
 
 def find(name, named):
@@ -250,12 +255,13 @@ def _plain_name(name):
 
 
 def _files_below(path):
+    """([files of text], [files that are left out for their format])."""
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen "
                             f"{', '.join(SUFFIXES)}: si es texto, dele un nombre que acabe así")
-        return [path]
-    files, seen = [], set()
+        return [path], []
+    files, others, seen = [], [], set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
         there = os.stat(folder)
         if (there.st_dev, there.st_ino) in seen:  # by a link: a second time, or in a circle
@@ -263,12 +269,14 @@ def _files_below(path):
             continue
         seen.add((there.st_dev, there.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [Path(folder, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                (files if name.lower().endswith(SUFFIXES) else others).append(Path(folder, name))
     files = sorted(file for file in files if stat.S_ISREG(file.stat().st_mode))
     if not files:
         raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}; indique "
                         "otra, o dé a los ficheros de texto un nombre que acabe así")
-    return files
+    return files, sorted(others)
 
 
 def _raise(problem):

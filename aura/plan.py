@@ -24,6 +24,7 @@ from aura.words import counted, duration
 # The share of its peak FLOP/s that a device really carries out, counting what it computes twice. An assumption, a
 # little below the 0.44 to 0.52 of tuned runs on A100s (Narayanan et al. 2021, table 1, which counts alike).
 UTILISATION = 0.4
+USUAL_TOKENS = 20  # for each parameter, where computing is best spent: https://arxiv.org/abs/2203.15556
 SHORTEST = 128  # tokens of context below which alternatives() does not go
 LARGEST_BATCH = 65_536  # the batch size above which it does not look either
 # Assumed, not derived. CONTEXT: on a GPU, CUDA's context with the libraries' kernels and cuBLAS's workspace; on a CPU,
@@ -470,7 +471,10 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
     tokens = steps * job.tokens_per_step
     model, hardware = config.flops_per_token(), hardware_flops_per_token(job)
     shown.append(f"Tokens: {job.tokens_per_step} por paso x {counted(steps, 'paso')} = {tokens} "
-                 f"({steps / steps_per_epoch:.2f} épocas)")
+                 f"({steps / steps_per_epoch:.2f} épocas); {tokens / config.parameters():.3g} por parámetro")
+    if (text := steps_per_epoch * job.tokens_per_step) < config.parameters():
+        shown.append(f"  Poco texto para este modelo: {text / config.parameters():.2g} tokens distintos por parámetro; "
+                     f"lo que más rinde son unos {USUAL_TOKENS} (Hoffmann et al. 2022)")
     shown.append(f"FLOP: {tokens * model:.3g} del modelo" + (
         f", {tokens * hardware:.3g} en el dispositivo (gradient checkpointing calcula dos veces parte de cada bloque)"
         if hardware > model else ""))

@@ -219,6 +219,10 @@ def test_a_broken_gzip_is_named(tmp_path, cut):
 def test_what_cannot_be_opened_is_named(tmp_path):
     with pytest.raises(UserError, match="no existe.*muestra"):
         corpus.open_corpus(str(tmp_path / "nada.txt"))
+    with pytest.raises(UserError, match=r"descárguela antes \(curl -o texto.txt -L https://a.es/l.txt\) e indique el"):
+        corpus.open_corpus("https://a.es/l.txt")
+    with pytest.raises(UserError, match=r"ruta de Windows; en WSL ese fichero es /mnt/c/Users/Ana/un libro.txt$"):
+        corpus.open_corpus(r"C:\Users\Ana\un libro.txt")
     with pytest.raises(UserError, match=r"formato.*\.jsonl"):
         corpus.open_corpus(str(write(tmp_path / "x.pdf", "x")))
     (tmp_path / "vacía").mkdir()

@@ -47,6 +47,23 @@ def test_the_same_source_gives_the_same_bytes(book, tmp_path):
     assert "Datos preparados" in said[-1] and "Aviso" not in "".join(said)
 
 
+def test_files_that_are_left_out_or_that_others_would_keep_for_validation_are_told(book, tmp_path):
+    said, folder = [], tmp_path / "textos"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("uno.txt", "sub/val.txt", "valor.txt"):
+        (folder / name).write_text(book.read_text(encoding="utf-8"), encoding="utf-8")
+    for name in ("a.docx", "b.docx", "sub/c.pdf", "sub/d.pdf", ".oculto"):
+        (folder / name).touch()
+    prepare(folder, tmp_path / "Data", note=said.append)
+    told = [line for line in said if line.startswith("Aviso")]
+    assert len(told) == 2 and "no se leen a.docx, b.docx, c.pdf y 1 fichero más, que no acaban en .txt, " in told[0]
+    assert "también se entrena con val.txt: " in told[1]
+    (folder / "uno.txt").unlink()
+    (folder / "valor.txt").unlink()  # then all that there is is called so
+    prepare(folder, tmp_path / "Data", note=said.append)
+    assert sum("también se entrena" in line for line in said) == 1
+
+
 def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path):
     data_dir = tmp_path / "Data"
     first = prepare(book, data_dir)

@@ -281,15 +281,19 @@ def test_verdicts_name_what_would_fit_exactly():
 
 def test_the_plan_is_a_table_that_adds_up():
     wanted = plan.Job(gpt.PRESETS["gpt2"], 8, 4, "full", "bf16")
-    shown = plan.lines(wanted, card(80e9, 312e12), steps=2000, steps_per_epoch=1000)
+    shown = plan.lines(wanted, card(80e9, 312e12), steps=2000, steps_per_epoch=4000)
     assert shown[0].startswith("Modelo: 110.4 M parámetros")
     first = next(i for i, line in enumerate(shown) if line.startswith("Memoria"))
     table = [line for line in shown[first + 1:] if line.startswith("  ")]
     sizes = [float(line.split(" GB")[0].split()[-1]) for line in table]
     assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.04)
     assert len({line.index(" GB") for line in table}) == 1 and "cabe" in table[-1]
-    assert f"{8 * 4 * 1024} por paso x 2000 pasos = {8 * 4 * 1024 * 2000} (2.00 épocas)" in shown[-5]
+    assert f"{8 * 4 * 1024} por paso x 2000 pasos = {8 * 4 * 1024 * 2000} (0.50 épocas); " in shown[-5]
+    assert shown[-5].endswith(f"; {2000 * 8 * 4 * 1024 / wanted.config.parameters():.3g} por parámetro")
     assert "en el dispositivo" in shown[-4] and "MFU" in shown[-3] and shown[-2].startswith("Veredicto: CUMPLE")
+    few = plan.lines(wanted, card(80e9, 312e12), steps=2000, steps_per_epoch=100)
+    assert [line for line in few if line not in shown][-1].startswith(
+        f"  Poco texto para este modelo: {100 * 8 * 4 * 1024 / wanted.config.parameters():.2g} tokens distintos")
     full = plan.lines(wanted, card(1e9), steps=1, steps_per_epoch=1)
     assert any("NO CABE" in line for line in full) and "no se conoce la potencia" in full[-1]
     assert max(map(len, shown + full)) <= 130
