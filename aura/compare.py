@@ -27,7 +27,7 @@ from aura import cli, report, results
 from aura.errors import EXIT_OK, UserError
 from aura.files import atomic_write, explain, require_writable_file
 
-SETTING = ("model", "parameters", "dataset", "dataset_sha256", "max_len", "padding", "strategy")
+SETTING = ("model", "parameters", "weights_crc32", "dataset", "dataset_sha256", "max_len", "padding", "strategy")
 SPREAD = ("minutes", "samples_per_s", "speedup", "f1")  # medians; the extremes are columns with _min and _max
 # kind: MEASURED or MODELLED. efficiency, communication: shares. peak_memory_gb: of the rank that needs most.
 COLUMNS = (*SETTING, "nodes", "processes", "kind", "runs",
@@ -38,16 +38,19 @@ HEADER = ("estrategia", "nodos", "GPU o procesos", "ejecuciones", "minutos", "mu
 MEASURED, MODELLED = "medido", "modelo"
 # Runs that differ in one of these are in different tables.
 GROUPED = (
-    ("el modelo", lambda run: f"{run.model}, {run.parameters} parámetros"),
+    # Two models may have a name in common: best is the name of every folder of a best model.
+    ("el modelo", lambda run: f"{run.model}, {run.parameters} parámetros"
+     + (f", crc32 {run.weights_crc32}" if run.weights_crc32 else "")),
     ("el conjunto de datos", lambda run: f"{run.dataset}, sha256 {run.dataset_sha256[:12]}"),
     ("la longitud máxima", lambda run: f"max_len {run.max_len}"),
     ("el relleno", lambda run: f"padding {run.padding}"))
 # Runs of one table that differ in one of these, and what follows; a run without a value has no say.
 NOT_ONLY_SIZE = "la aceleración no se debe solo al número de procesos"
+OTHER_TRAINING = "el entrenamiento es otro, y también su F1"
 WARNED = (
     ("la precisión", lambda run: run.precision, NOT_ONLY_SIZE),
     ("el lote por proceso", lambda run: f"{run.batch_size}x{run.grad_accum}", NOT_ONLY_SIZE),
-    ("el lote global", lambda run: run.global_batch, "con otro lote global el entrenamiento es otro, y también su F1"),
+    ("el lote global", lambda run: run.global_batch, f"con otro lote global {OTHER_TRAINING}"),
     ("la versión de torch", lambda run: run.versions.get("torch"), NOT_ONLY_SIZE),
     ("el dispositivo", lambda run: ", ".join(sorted(set(run.devices))), NOT_ONLY_SIZE),
     ("el número de hilos por proceso", lambda run: run.threads, NOT_ONLY_SIZE),
@@ -223,10 +226,10 @@ def points(own, runs):
     own = [run for run in own if run.processes > 1 and run.exchange_s and run.exchange_bytes]
     if not own:
         return []
-    recipe = _recipe(max(own, key=_size))
-    alone = _median(run.step_s for run in runs if run.processes == 1 and _recipe(run) == recipe)
+    work = _work(max(own, key=_size))
+    alone = _median(run.step_s for run in runs if run.processes == 1 and _work(run) == work)
     found = []
-    for size in _apart([run for run in own if _recipe(run) == recipe], _size):
+    for size in _apart([run for run in own if _work(run) == work], _size):
         compute = _median(run.alone_step_s for run in size) or alone
         if compute:
             found.append(Point(size[0], _median(run.step_s for run in size), compute,
@@ -237,7 +240,7 @@ def points(own, runs):
     return found
 
 
-def _recipe(run):
+def _work(run):
     return run.batch_size, run.grad_accum, run.precision
 
 
@@ -350,12 +353,22 @@ def _grid(rows):
             *lines[1:]]
 
 
+def _recipe_apart(runs):
+    """A function like those of WARNED, whose value is what of its recipe a run does not share with all of `runs`."""
+    values = {}
+    for run in runs:
+        for name, value in run.recipe.items():
+            values.setdefault(name, set()).add(value)
+    differing = [name for name in values if len(values[name]) > 1]
+    return lambda run: ", ".join(f"{name} {run.recipe[name]}" for name in differing if name in run.recipe) or None
+
+
 def warnings(runs, base):
     """What to know before one compares `runs`, a Spanish phrase each."""
     found = []
     if base.processes > 1:
         found.append(f"falta la ejecución de un proceso; la aceleración es frente a {_label(base)}")
-    for what, value, so in WARNED:
+    for what, value, so in (*WARNED, ("la receta", _recipe_apart(runs), f"con otra receta {OTHER_TRAINING}")):
         values = {}
         for run in runs:
             if value(run) is not None:

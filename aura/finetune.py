@@ -232,6 +232,17 @@ def strategy(dist, synced):
     return "none" if dist.world_size == 1 else "fsdp" if dist.sharded else synced.method
 
 
+def recipe(args, task, synced):
+    """What decides how the model learns, besides its data, batch, length, precision and seed; results.Result.recipe."""
+    # What has effect: --dropout may be the model's, and diloco's details depend on the steps where none are given.
+    found = {"dropout": task.config.dropout, "attention_dropout": task.config.attention_dropout}
+    found |= {name: getattr(args, name) for name in (
+        "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "grad_clip", "ema")}
+    if synced.method == "diloco":
+        found |= {"sync_every": synced.every, "sync_lr": synced.outer_lr, "sync_momentum": synced.outer_momentum}
+    return found
+
+
 def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stopped):
     """Leave the figures of this run's steps after `first` in --results-dir; to be called on all ranks. What exchanging
     costs is measured where a step exchanges whole gradients and the memory is enough, but not when the run was
@@ -267,7 +278,8 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stoppe
         samples_per_s=steps * samples / seconds, step_s=step, peak_memory_gb=memory, **exchange,
         **{name: metrics.get(name) for name in ("val_loss", "exact_match", "f1")},
         exit=results.SIGNALLED if stopped else results.COMPLETE,
-        versions={**output.versions(), "cuda": torch.version.cuda})
+        versions={**output.versions(), "cuda": torch.version.cuda},
+        weights_crc32=None if task.checksum is None else f"{task.checksum:08x}", recipe=recipe(args, task, run.sync))
     try:
         return results.save(args.results_dir, result)
     except OSError as problem:  # the training itself is safe

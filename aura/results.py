@@ -22,6 +22,7 @@ COMPLETE, SIGNALLED = "completo", "señal"
 CHOICES = {"strategy": STRATEGIES, "padding": PADDINGS, "exit": (COMPLETE, SIGNALLED)}
 POSITIVE = ("nodes", "processes", "threads", "batch_size", "grad_accum", "global_batch", "steps", "seconds",
             "samples_per_s", "step_s")
+LATER = ("weights_crc32", "recipe")  # files of before do not have these
 BEYOND = 1e30  # no figure of a run is as large, or as small as its inverse; a file that says so is not of one
 
 
@@ -40,7 +41,9 @@ class Result:
     alone_step_s) * steps, at least 0. exchange_bytes: of the whole tensors that a step exchanges, whatever the number
     of processes: for ddp the gradients once; for fsdp the weights each time they are gathered, and the gradients.
     exchange_s: of that exchange alone, nothing overlapping. exact_match, f1: 0..100. exit: COMPLETE or SIGNALLED.
-    versions: of aura, torch, python, cuda (None without). finished: ISO 8601, UTC, to the second.
+    versions: of aura, torch, python, cuda (None without). finished: ISO 8601, UTC, to the second. weights_crc32: of
+    what --model held, in hexadecimal; None where it was random, since with another seed that is the same model.
+    recipe: the values, by name, of what else decides how the model learns; {} where that is not known.
     """
 
     strategy: str
@@ -78,6 +81,8 @@ class Result:
     exit: str
     versions: dict[str, str | None]
     finished: str = field(default_factory=_now)
+    weights_crc32: str | None = None
+    recipe: dict[str, float] = field(default_factory=dict)
 
     @property
     def whole(self):
@@ -128,7 +133,7 @@ def read(directory):
             name = path.name if path.name.isprintable() else repr(path.name)
             notes.append(f"{name}: {problem}; no se tiene en cuenta")
         else:
-            found.append(Result(**{name: values[name] for name in KINDS}))
+            found.append(Result(**{name: values[name] for name in KINDS if name in values}))
     if not found:
         raise UserError(f"no hay ningún resultado en {str(directory)!r}" + (f" ({notes[0]})" if notes else "")
                         + ": entrene con train_distributed.py, que deja uno por ejecución, o indique otra carpeta")
@@ -153,12 +158,12 @@ def _problem(values):
     """Why `values` (of a JSON file) is no Result, in a few Spanish words; None where it is one."""
     if not isinstance(values, dict) or not values.keys() & KINDS.keys():
         return "no es un resultado de una ejecución"
-    missing = [name for name in KINDS if name not in values]
+    missing = [name for name in KINDS if name not in values and name not in LATER]
     if missing:
         return f"no tiene {', '.join(missing[:3])}" + (f" y {len(missing) - 3} más" if len(missing) > 3 else "")
-    for name, kind in KINDS.items():
+    for name in (name for name in KINDS if name in values):
         value = values[name]
-        bad = not _fits(value, kind) or (name in CHOICES and value not in CHOICES[name])
+        bad = not _fits(value, KINDS[name]) or (name in CHOICES and value not in CHOICES[name])
         if bad or (name in POSITIVE and value == 0):
             return f"{name} no puede ser {reprlib.repr(value)}"
     for name in ("devices", "hosts", "peak_memory_gb"):

@@ -45,6 +45,11 @@ def warned(*runs):
     return "\n".join(compare.warnings(table.runs, table.base[0]))
 
 
+def grouped(*runs):
+    """The runs of each table."""
+    return compare._apart(runs, lambda one: [value(one) for _, value in compare.GROUPED])
+
+
 def test_what_is_saved_is_read_back_in_the_order_of_time(tmp_path):
     late = run(finished="2026-11-21T19:50:12+00:00", val_loss=float("nan"))
     early = run("ddp", 2, 4, finished="2026-11-21T09:50:12+00:00")
@@ -62,7 +67,8 @@ def test_other_files_are_named_and_skipped(tmp_path):
     values = json.loads(kept.read_text())
     wrong = {"steps": "many", "resumed": 1, "samples_per_s": 0, "seconds": float("nan"), "devices": [], "f1": -1,
              "padding": "none", "versions": {"torch": 2}, "model": "a\nb", "finished": "yesterday", "nodes": 2,
-             "precision": None, "parameters": True, "peak_memory_gb": [None]}
+             "weights_crc32": 1, "recipe": {"lr": "1e-3"}, "precision": None, "parameters": True,
+             "peak_memory_gb": [None]}
     for name, value in wrong.items():
         (tmp_path / f"wrong-{name}.json").write_text(json.dumps(values | {name: value}))
     (tmp_path / "missing.json").write_text(json.dumps({name: values[name] for name in values if name != "f1"}))
@@ -80,6 +86,26 @@ def test_other_files_are_named_and_skipped(tmp_path):
     assert "no es JSON" in told["cut.json"] and "no es JSON" in told["deep.json"]
     assert "no es un resultado" in told["tabla.md"] and "no es un resultado" in told["other.json"]
     assert all(name in told[f"wrong-{name}.json"] for name in wrong if name != "nodes")
+
+
+def test_what_was_written_before_is_read_and_compared_with_its_own(tmp_path):
+    for number, one in enumerate((run(), run(), run(weights_crc32="0a1b2c3d", recipe={"lr": 3e-5}))):
+        values = dataclasses.asdict(one)
+        if not one.recipe:
+            del values["weights_crc32"], values["recipe"]
+        (tmp_path / f"{number}.json").write_text(json.dumps(values))
+    found, notes = results.read(tmp_path)
+    assert not notes and [len(runs) for runs in grouped(*found)] == [2, 1]
+    assert warned(*found) == "", "a recipe that is not known is no other one"
+
+
+def test_models_of_one_name_are_not_repeats_of_each_other():
+    runs = [run(model="best", weights_crc32=crc32, seed=seed) for seed in (1, 2) for crc32 in ("0a1b2c3d", "4e5f6a7b")]
+    assert [len(each) for each in grouped(*runs)] == [2, 2]
+    assert "## best, 100 parámetros, crc32 0a1b2c3d; " in "\n".join(compare._lines(compare.tabulate(runs[::2])))
+    assert compare.tabulate(runs[::2]).rows[0]["weights_crc32"] == "0a1b2c3d"
+    random = [run(model="random:tiny", seed=seed) for seed in (1, 2)]
+    assert grouped(*random) == [random]
 
 
 def test_folders_without_results_say_the_way_out(tmp_path):
@@ -131,6 +157,17 @@ def test_runs_that_do_not_compare_are_told(changes, text):
     assert warned(run(), run("ddp", 2, 2, **alike)) == ""
     (line,) = warned(run(), run("ddp", 2, 2, **{**alike, **changes})).splitlines()
     assert re.search(text, line)
+
+
+def test_repeats_of_another_recipe_are_told_by_what_differs():
+    ours = {"lr": 3e-5, "ema": 0.0, "dropout": 0.1}
+    first, again = run(recipe=ours), run(recipe={**ours, "dropout": 0, "lr": 5e-5})
+    (line,) = warned(first, first, again).splitlines()
+    assert line == ("la receta no es igual en todas (lr 3e-05, dropout 0.1: none 1x1; lr 5e-05, dropout 0: none 1x1); "
+                    "con otra receta el entrenamiento es otro, y también su F1")
+    assert len(rows(compare.tabulate([first, again]), compare.MEASURED)) == 1, "it is only told"
+    diloco = {"global_batch": 4, "recipe": {**ours, "sync_every": 56}}
+    assert warned(first, run("diloco", 2, 2, **diloco)) == "", "what others do not have is no difference"
 
 
 def test_the_model_predicts_what_it_says():

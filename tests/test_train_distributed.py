@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import train_distributed as script
 from aura import checkpoint, distributed, finetune, report, results, squad, start, wordpiece
@@ -65,6 +66,12 @@ def curve(folder, column="loss"):
 
 def scores(folder):
     return json.loads((folder / "bert_squad" / "metrics.json").read_text())
+
+
+def checksum(model, *words):
+    """What the script says of the weights of --model."""
+    args = script.build_parser().parse_args(["--model", str(model), *words])
+    return script.read_model(args, squad.open_data("muestra")[0], Session())[2]
 
 
 @pytest.mark.parametrize("name", ["ddp2", "fsdp2"])
@@ -201,12 +208,24 @@ def test_the_figures_of_each_run_are_left(runs, tmp_path):
         assert result.steps == 6 and result.global_batch == 12 and not result.resumed and result.nodes == 1
         assert result.f1 == scores(runs["one"][0])["f1"] and result.samples_per_s > 0
         assert len(result.peak_memory_gb) == result.processes and min(result.peak_memory_gb) > 0.1
+        assert result.weights_crc32 is None, "of another seed it is the same model"
+        assert result.recipe == {"lr": 1e-3, "min_lr_ratio": 0.0, "warmup_ratio": 0.1, "weight_decay": 0.01,
+                                 "grad_clip": 1.0, "ema": 0.0, "dropout": 0.1, "attention_dropout": 0.1}
     parameters = by_layout["ddp", 2].parameters
     assert by_layout["none", 1].communication_s is None
     tokens = bert.PRESETS["tiny"].vocab_size * bert.PRESETS["tiny"].n_embd  # whose gradient travels by rows
     assert by_layout["ddp", 2].exchange_bytes == 4 * (parameters - tokens)
     assert by_layout["fsdp", 2].exchange_bytes == 4 * parameters * (2 * 3 + 1)  # gathered twice a micro-batch
     assert all(by_layout[kind, 2].exchange_s > 0 and by_layout[kind, 2].alone_step_s > 0 for kind in ("ddp", "fsdp"))
+
+
+def test_the_recipe_is_what_has_effect():
+    args = script.build_parser().parse_args(["--lr", "1e-4", "--sync", "diloco"])
+    task = SimpleNamespace(config=bert.BertConfig(dropout=0.3, attention_dropout=0.2))
+    exact = finetune.recipe(args, task, SimpleNamespace(method="ddp"))
+    assert (exact["lr"], exact["dropout"], exact["attention_dropout"]) == (1e-4, 0.3, 0.2)
+    few = SimpleNamespace(method="diloco", every=8, outer_lr=0.9, outer_momentum=0.5)
+    assert finetune.recipe(args, task, few) == {**exact, "sync_every": 8, "sync_lr": 0.9, "sync_momentum": 0.5}
 
 
 def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_path):
@@ -220,6 +239,14 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
     ((code, output),) = train(tmp_path, 1, 1, "ddp", "--model", folder / "bert_squad", "--max-steps", 1, "--padding",
                               "fixed")
     assert code == 0 and "tensores cargados" in output and "nuevos" not in output, output
+    (result,), _ = results.read(tmp_path / "results")
+    ours, theirs = (checksum(runs[name][0] / "bert_squad") for name in ("one", "fsdp2"))
+    assert result.weights_crc32 == f"{ours:08x}" != f"{theirs:08x}"
+    bare = tmp_path / "bare"
+    shutil.copytree(folder / "bert_squad", bare)
+    tensors = load_file(bare / "model.safetensors")
+    save_file({name: tensors[name] for name in tensors if "qa_outputs" not in name}, bare / "model.safetensors")
+    assert checksum(bare) == checksum(bare, "--seed", "7") == ours, "a fresh head is another one for each seed"
     for copy in ("other", "third"):
         shutil.copytree(tmp_path / "checkpoints", tmp_path / copy / "checkpoints")
     with pytest.raises(UserError, match=f"empezó con otros pesos, los de --model '{folder}/bert_squad': indique aque"):
