@@ -119,7 +119,7 @@ def open_data(name):
 
 
 def read(path):
-    """(examples, Problems) of a file in the format of SQuAD v1.1.
+    """(examples, Problems) of a file in the format of SQuAD v1.1, or with flat questions as the elements of "data".
 
     Left out and counted: records without what they should have, repeated ids, questions without answers (v2's too).
     Only counted: answers that are not where they say; they remain for evaluation. Raises UserError for a file that
@@ -237,7 +237,7 @@ def _encodable(text):
 
 
 def _from_file(path, problems):
-    """Yield (where, context, element of "qas") for each question of a file."""
+    """Yield (where, context, element of "qas") for each question of a file, in paragraphs of articles or flat."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         if not text.strip():
@@ -265,9 +265,13 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data»; "
                         "conviértalo o indique otro") from problem
     for a, article in enumerate(articles):
-        with problems.noting(f"{path.name}: data[{a}]"):
+        place = f"{path.name}: data[{a}]"
+        with problems.noting(place):
+            if isinstance(article, dict) and "context" in article:
+                yield place, *_from_row(article)
+                continue
             for p, paragraph in enumerate(_take(article, "paragraphs", list)):
-                where = f"{path.name}: data[{a}].paragraphs[{p}]"
+                where = f"{place}.paragraphs[{p}]"
                 with problems.noting(where):
                     context = _take(paragraph, "context", str)
                     for q, record in enumerate(_take(paragraph, "qas", list)):
@@ -289,10 +293,16 @@ def _from_table(table, name, problems):
     for number, row in enumerate(table):
         where = f"{name}[{number}]"
         with problems.noting(where):
-            answers = row.get("answers") if isinstance(row.get("answers"), dict) else {}
-            pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
-            record = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
-            yield where, _take(row, "context", str), record
+            yield where, *_from_row(row)
+
+
+def _from_row(row):
+    """(context, question as an element of "qas") of one with its context beside it, as the Hub's tables have it and the
+    files of one's own that transformers' run_qa reads."""
+    answers = row.get("answers") if isinstance(row.get("answers"), dict) else {}
+    pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
+    record = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
+    return _take(row, "context", str), record
 
 
 # ---- Windows --------------------------------------------------------------------------------------------------------

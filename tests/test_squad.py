@@ -99,6 +99,23 @@ def test_what_cannot_be_used_is_named_and_counted(tmp_path):
         assert part in lines
 
 
+def test_questions_may_be_flat_and_stand_among_articles(tmp_path):
+    """As transformers' run_qa reads one's own files: each with its context, answers as the Hub's columns."""
+    flat = {"id": "a", "title": "Ana", "context": CONTEXT, "question": "¿Dónde?",
+            "answers": {"text": ["Soria", "Ana"], "answer_start": [12, 1]}}
+    content = {"data": [flat, {**flat, "id": "b", "answers": {"text": [], "answer_start": []}},
+                        {**flat, "id": "c", "answers": {"text": "Soria"}}, {**flat, "id": "d", "context": 3},
+                        *document(question("e"))["data"]]}
+    examples, problems = squad.read(write(tmp_path / "mías.json", content))
+    assert [(e.id, e.question, e.context, e.answers) for e in examples] == [
+        ("a", "¿Dónde?", CONTEXT, [("Soria", 12), ("Ana", -1)]), ("e", "¿Dónde?", CONTEXT, [("Soria", 12)])]
+    assert sorted(problems.lines()) == [
+        "1 vez: falta «context», o no es un texto: no se usa (la primera, mías.json: data[3])",
+        "1 vez: falta «text», o no es una lista: no se usa (la primera, mías.json: data[2])",
+        "1 vez: pregunta sin respuestas: no se usa (la primera, mías.json: data[1])",
+        "1 vez: una respuesta no está donde dice answer_start: no se entrena con ella (la primera, mías.json: data[0])"]
+
+
 @pytest.mark.parametrize(("content", "message"), [
     ("", "el fichero está vacío"),
     ('{"data": [}', "línea 1, columna 11: no es JSON válido"),
