@@ -103,10 +103,15 @@ def read_task(args, dist):
     train, validation, problems = squad.open_data(args.dataset)
     for line in problems.lines():
         dist.print(f"Aviso: {line}")
+    found, told = len(train) + len(validation or ()), ""
     if validation is None:
         train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED, problems)
+        told = " Las de validar se han sacado de las de entrenar, por párrafos enteros."
     train, validation = (squad.some(examples, limit, CHOICE_SEED) for examples, limit in (
         (train, args.max_train_examples), (validation, args.max_val_examples)))
+    if left := found - len(train) - len(validation):
+        told += (f" Sin usar, ni en unas ni en otras: {counted(left, 'pregunta')} (cuántas se usan lo dicen "
+                 "--max-train-examples y --max-val-examples).")
     if not train or not validation:
         raise UserError(f"--dataset {args.dataset!r}: para entrenar hay {counted(len(train), 'pregunta')}, y para "
                         f"validar {len(validation)}; hacen falta de ambas")
@@ -118,7 +123,7 @@ def read_task(args, dist):
                for examples in (train, validation)]
     dist.print(f"Datos: {counted(len(train), 'pregunta')} para entrenar, en {counted(len(windows[0]), 'ventana')}, y "
                f"{len(validation)} para validar, en {len(windows[1])}; de {windows[0].lengths.mean():.0f} tokens "
-               f"de media, {windows[0].lengths.max()} como mucho.")
+               f"de media, {windows[0].lengths.max()} como mucho.{told}")
     trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids,)
     digests = (hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
                for parts in (trained + validated, trained, validated))

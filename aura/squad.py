@@ -22,6 +22,7 @@ from aura import hub
 from aura.corpus import SAMPLE_NAME, find
 from aura.errors import UserError
 from aura.files import explain
+from aura.words import listed
 
 SAMPLE = Path(__file__).with_name("squad_sample.json")
 HUB = {"squad": ("rajpurkar/squad", None)}
@@ -48,10 +49,12 @@ class Example:
 
 @dataclass
 class Problems:
-    """What was wrong with a source of questions: how often for each reason, and where first."""
+    """What was wrong with a source of questions: how often for each reason, and where first. unread: names of the files
+    of a folder that are of neither part."""
 
     counts: Counter = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
 
     def __bool__(self):
         return bool(self.counts)
@@ -70,9 +73,15 @@ class Problems:
             self.add(str(problem), where)
 
     def lines(self):
-        """One line of Spanish for each reason, the most frequent first."""
-        return [f"{count} {'vez' if count == 1 else 'veces'}: {reason} (la primera, {self.first[reason]})"
-                for reason, count in self.counts.most_common()]
+        """One line of Spanish for each reason, the most frequent first, and one for the files that are not read."""
+        found = [f"{count} {'vez' if count == 1 else 'veces'}: {reason} (la primera, {self.first[reason]})"
+                 for reason, count in self.counts.most_common()]
+        if self.unread:
+            some, more = self.unread[:4], len(self.unread) - 4  # of a folder of anything
+            names = listed(some + [f"{more} más"] * (more > 0))
+            found.append(f"de la carpeta no se lee {names}: se entrena con train*.json, y se valida con "
+                         "dev*.json o val*.json")
+        return found
 
 
 class _Unusable(Exception):
@@ -99,6 +108,7 @@ def open_data(name):
     if path.is_dir():
         try:
             files = [_only(path, "train*.json"), _only(path, "dev*.json", "val*.json")]
+            problems.unread = sorted(file.name for file in path.glob("[!.]*.json") if file not in files)
         except OSError as problem:
             raise UserError(f"{named}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                             "permisos") from problem

@@ -297,6 +297,21 @@ def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
         assert len(list(tmp_path.glob("anterior-*/best/metrics.json"))) == before + (not counts), "nothing is lost"
 
 
+def test_where_the_questions_to_validate_come_from_and_how_many_are_not_used_is_told(tmp_path, capsys):
+    for part in ("train", "dev"):
+        shutil.copy(squad.SAMPLE, tmp_path / f"{part}.json")
+    file, everything = squad.SAMPLE, len(squad.read(squad.SAMPLE)[0])
+    for dataset, limits, taken, left in ((file, (0, 12), True, 0), (file, (9, 12), True, everything - 21),
+                                         (tmp_path, (9, 6), False, 2 * everything - 15), (tmp_path, (0, 0), False, 0)):
+        words = ["--model", "random:tiny", "--dataset", str(dataset), "--max-train-examples", str(limits[0]),
+                 "--max-val-examples", str(limits[1])]
+        task = script.read_task(script.build_parser().parse_args(words), Session())
+        said = capsys.readouterr().out
+        assert ("Las de validar se han sacado de las de entrenar" in said) == taken, said
+        assert (f"Sin usar, ni en unas ni en otras: {left} preguntas" in said) == bool(left), said
+        assert left or "Sin usar" not in said and task.questions + len(task.examples) == everything * (2 - taken)
+
+
 def test_a_training_stays_the_same_with_other_questions_to_validate(tmp_path):
     """And its validation figures are those of the other questions."""
     for part in ("train", "dev"):
