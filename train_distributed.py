@@ -3,6 +3,7 @@
     python train_distributed.py --model random:tiny --dataset muestra        # no download, two CPU cores, a minute
     python train_distributed.py                                              # bert-base-uncased and SQuAD from the Hub
     torchrun --nproc_per_node=2 train_distributed.py --strategy fsdp --dataset squad/ --model modelos/bert
+    python train_distributed.py --model bert_squad --dataset mis_preguntas.json --max-steps 0     # own questions
     sbatch --nodes=2 distributed.slurm --strategy ddp --dataset squad/
     python -m aura.compare results/                                          # a row for each strategy and size
 
@@ -12,6 +13,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 
 import hashlib
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from aura.signals import orderly_stop
 from aura.words import counted
 
 RANDOM = tuple(f"random:{name}" for name in bert.PRESETS)
+SCORING = {"output": "./respuestas", "max_val_examples": 0}  # what --max-steps 0 takes where nothing is given
 CHOICE_SEED = 0  # which questions are used does not change with --seed, so that runs of several seeds compare
 
 
@@ -59,7 +62,7 @@ def build_parser():
     data.add_argument("--max-train-examples", type=cli.number(int, low=0), default=10_000, metavar="N",
                       help="preguntas para entrenar; 0: todas")
     data.add_argument("--max-val-examples", type=cli.number(int, low=0), default=500, metavar="N",
-                      help="preguntas para validar; 0: todas")
+                      help="preguntas para validar; 0: todas, como con --max-steps 0 si no se indica")
     data.add_argument("--max-len", type=cli.number(int, low=16), default=384, help="tokens de una ventana, como mucho")
     data.add_argument("--doc-stride", type=cli.number(int, low=1), default=128, metavar="TOKENS",
                       help="cuánto avanza cada ventana respecto a la anterior, en un contexto largo")
@@ -68,9 +71,11 @@ def build_parser():
     data.add_argument("--padding", type=cli.choice(*results.PADDINGS), default="dynamic",
                       help="dynamic: lotes de longitudes parecidas, rellenos hasta la mayor; fixed: orden al azar, "
                            "rellenos hasta --max-len")
-    cli.add_training(parser)
+    cli.add_training(parser, untrained="no entrena; puntúa --model con las preguntas de validación o, si no vienen "
+                                       "aparte, con todas")
     cli.add_logging(parser, validated="cada época")
-    cli.add_checkpoints(parser, output="./bert_squad", handed="carpeta del modelo final, con sus respuestas")
+    cli.add_checkpoints(parser, output="./bert_squad", handed="carpeta del modelo final, con sus respuestas; "
+                        f"con --max-steps 0, solo de estas, y si no se indica {SCORING['output']}")
     parser.add_argument("--results-dir", type=cli.path, default="./results",
                         help="donde cada ejecución deja sus cifras, que python -m aura.compare compara")
     cli.add_distributed(parser, strategy=True)
@@ -81,11 +86,14 @@ def build_parser():
 
 @found_by_all
 def check_arguments(args):
-    """Raise UserError for windows that would leave parts of a context unread, and for a model that would be lost."""
+    """Raise UserError for windows that leave parts of a context unread, a model that is lost, a --resume in vain."""
+    if args.max_steps == 0 and args.resume not in ("auto", "none"):
+        raise UserError(f"--resume {args.resume!r} con --max-steps 0: se puntúa --model, no un punto de control; quite "
+                        "--resume, e indique en --model la carpeta de un modelo, como ./checkpoints/best")
     handed = os.path.realpath(args.output)  # Path.resolve() raises RuntimeError where links lead in a circle
     if handed == os.path.realpath(args.model):
-        raise UserError(f"--output {args.output!r} es la carpeta de --model, cuyos pesos se perderían: indique otra "
-                        "--output")
+        raise UserError(f"--output {args.output!r} es la carpeta de --model, y se reemplazaría lo que contiene: "
+                        "indique otra --output")
     if handed == os.path.realpath(Path(args.checkpoint_dir, "best")):
         raise UserError(f"--output {args.output!r} es donde se guarda el mejor modelo por pérdida de validación, y se "
                         "perdería: indique otra --output")
@@ -98,13 +106,24 @@ def check_arguments(args):
                         f"saltaría texto: use --doc-stride {room} o menos")
 
 
+def check_answers(args):
+    """Raise UserError where --output cannot take the answers of --max-steps 0, or has a model's own; on rank 0."""
+    if Path(args.output, pretrained.WEIGHTS).exists():
+        raise UserError(f"--output {args.output!r} contiene un modelo, cuyas cifras y respuestas se perderían: indique "
+                        "otra --output")
+    require_writable_directory(args.output, "--output")
+
+
 def read_task(args, dist):
     """The finetune.Task of the arguments, read from files or the Hub; on rank 0."""
     train, validation, problems = squad.open_data(args.dataset)
     for line in problems.lines():
         dist.print(f"Aviso: {line}")
     found, told = len(train) + len(validation or ()), ""
-    if validation is None:
+    if args.max_steps == 0:
+        train, validation = [], validation or train
+        found, told = len(validation), " Con --max-steps 0 no se entrena: no se aparta ninguna."
+    elif validation is None:
         train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED, problems)
         told = " Las de validar se han sacado de las de entrenar, por párrafos enteros."
     train, validation = (squad.some(examples, limit, CHOICE_SEED) for examples, limit in (
@@ -112,18 +131,16 @@ def read_task(args, dist):
     if left := found - len(train) - len(validation):
         told += (f" Sin usar, ni en unas ni en otras: {counted(left, 'pregunta')} (cuántas se usan lo dicen "
                  "--max-train-examples y --max-val-examples).")
-    if not train or not validation:
-        raise UserError(f"--dataset {args.dataset!r}: para entrenar hay {counted(len(train), 'pregunta')}, y para "
-                        f"validar {len(validation)}; hacen falta de ambas")
-    tokenizer, module, checksum = read_model(args, train, dist)
+    tokenizer, module, checksum = read_model(args, train or validation, dist)
     if args.max_len > module.config.seq_len:
         raise UserError(f"--max-len {args.max_len}: el modelo solo tiene {module.config.seq_len} posiciones; indique "
                         f"--max-len {module.config.seq_len} o menos")
     windows = [squad.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
                for examples in (train, validation)]
+    lengths = windows[0 if train else 1].lengths
     dist.print(f"Datos: {counted(len(train), 'pregunta')} para entrenar, en {counted(len(windows[0]), 'ventana')}, y "
-               f"{len(validation)} para validar, en {len(windows[1])}; de {windows[0].lengths.mean():.0f} tokens "
-               f"de media, {windows[0].lengths.max()} como mucho.{told}")
+               f"{len(validation)} para validar, en {len(windows[1])}; de {lengths.mean():.0f} tokens de media, "
+               f"{lengths.max()} como mucho.{told}")
     trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids,)
     digests = (hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
                for parts in (trained + validated, trained, validated))
@@ -132,12 +149,12 @@ def read_task(args, dist):
                          Path(args.dataset).name, *digests, len(train), *windows, checksum, module, validation)
 
 
-def read_model(args, train, dist):
+def read_model(args, examples, dist):
     """(WordPiece, QuestionAnswering with its weights, their checksum) of --model. Random weights learn their vocabulary
-    from the questions they will train on, and have no checksum."""
+    from the questions they will train on, or are scored with, and have no checksum."""
     if args.model in RANDOM:
         folder, config = None, bert.PRESETS[args.model.partition(":")[2]]
-        texts = (text for example in train for text in (example.question, example.context))
+        texts = (text for example in examples for text in (example.question, example.context))
         tokenizer = wordpiece.WordPiece(wordpiece.learn(texts, config.vocab_size))
     elif args.model.startswith("random:"):
         raise UserError(f"--model {args.model!r}: al azar hay {', '.join(RANDOM)}")
@@ -160,6 +177,24 @@ def answer_loss(model, batch):
     """Summed loss of where the answers begin and end. batch: of finetune.collate. Returns (loss in nats, windows)."""
     tokens, types, lengths, positions = batch
     return model(tokens, types, lengths, positions), len(tokens)
+
+
+def score(args, dist, task):
+    """Answer the validation questions with the model as it was read, and leave answers and figures in --output; returns
+    the exit code. There is nothing to go on from, so a signal just ends it."""
+    precision = start.agree_precision(args, dist)
+    module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
+    if not dist.sharded:
+        dist.broadcast_weights(module)
+    sharding.shard(module, optim.adamw(module, args.lr, args.weight_decay), dist, precision.dtype)
+    evaluation = finetune.Evaluation(args, dist, task, module, precision)
+    metrics = evaluation()
+    described = {**metrics, "model": args.model, "dataset": args.dataset}
+    finetune.save_model(args.output, dist, task, None, described, evaluation.answers)
+    dist.print(f"Puntuación de {args.model}: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de "
+               f"validación {metrics['val_loss']:.4f}. predictions.json y metrics.json en {args.output}.")
+    dist.barrier()
+    return EXIT_OK
 
 
 def train(args, dist, task, clock):
@@ -232,19 +267,29 @@ def finish(args, dist, task, run, evaluation, request, checkpointer):
     if best := evaluation.best:
         dist.print(f"El mejor por pérdida de validación: EM {best['exact_match']:.2f}, F1 {best['f1']:.2f}, pérdida "
                    f"{best['val_loss']:.4f}; en {evaluation.folder}.")
+    dist.print(f"Pruébelo: python train_distributed.py --model {shlex.quote(args.output)} --dataset mis_preguntas.json "
+               "--max-steps 0")
     return 0
 
 
 def main():
-    """Read, build, train; returns the exit code."""
+    """Read, build, train or, without a step, only score; returns the exit code."""
     args = build_parser().parse_args()
     args.fsdp = args.strategy == "fsdp"
+    scoring = args.max_steps == 0
+    if scoring:
+        vars(args).update({name: value for name, value in SCORING.items() if name not in args.given})
     check_arguments(args)
     with distributed.session(args) as dist:
         start.tune_allocator(dist.device, args.grad_checkpointing)
-        start.check_places(args, dist, folder=True)
+        if scoring:  # neither checkpoints nor logs, which may be those of a training that goes on
+            dist.run_on_main(lambda: check_answers(args))
+        else:
+            start.check_places(args, dist, folder=True)
+            require_writable_directory(args.results_dir, "--results-dir")
         start.require_means(args, dist)
-        require_writable_directory(args.results_dir, "--results-dir")
+        if scoring:
+            return score(args, dist, finetune.share(dist.made_on_main(lambda: read_task(args, dist)), dist))
         task = dist.made_on_main(lambda: read_task(args, dist))
         with heartbeat.beating(args.log_dir, dist) as clock:
             clock.unit = "muestras"

@@ -355,12 +355,13 @@ def add_data(parser):
     group.add_argument("--prepare", action="store_true", help="prepara los datos y termina")
 
 
-def add_training(parser):
-    """Arguments of the recipe; None means that the preset decides. Returns their group, for those of one script."""
+def add_training(parser, untrained=None):
+    """Arguments of the recipe; None means that the preset decides. Returns their group, for those of one script.
+    untrained: Spanish for what --max-steps 0 does, in a script that takes it."""
     group = parser.add_argument_group("entrenamiento (lo que no se indica lo decide el preset)")
     group.add_argument("--epochs", type=number(int, low=1), help="vueltas al corpus")
-    group.add_argument("--max-steps", type=number(int, low=1), metavar="N",
-                       help="pasos; si se indica, no cuenta --epochs")
+    group.add_argument("--max-steps", type=number(int, low=0 if untrained else 1), metavar="N",
+                       help="pasos; si se indica, no cuenta --epochs" + (f"; 0: {untrained}" if untrained else ""))
     group.add_argument("--batch-size", type=number(int, low=1), help="secuencias por proceso y microlote")
     group.add_argument("--grad-accum", type=number(int, low=1), help="microlotes por paso")
     group.add_argument("--lr", type=number(float, above=0), help="tasa de aprendizaje máxima")

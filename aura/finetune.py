@@ -114,16 +114,16 @@ class Evaluation:
     any, by which they abandon it. The best model by val_loss is kept in the folder `best` of --checkpoint-dir. metrics,
     answers: of the last call, empty where that was abandoned; the answers on rank 0 alone.
 
-    first: the step that this run goes on from. A best model that does not lead there, because it is of another run or
-    of later steps, is moved aside. clock: the Clock of the run.
+    first: the step that this run goes on from, None where none is taken: then no best model is looked for or kept. One
+    that does not lead there, because it is of another run or of later steps, is moved aside. clock: the run's Clock.
     """
 
-    def __init__(self, args, dist, task, module, precision, first, clock):
+    def __init__(self, args, dist, task, module, precision, first=None, clock=None):
         self.dist, self.task, self.module, self.precision, self.clock = dist, task, module, precision, clock
         self.rows = 4 * args.batch_size  # no gradients, no optimiser: larger batches than in training fit
-        self.folder = Path(args.checkpoint_dir, "best")
+        self.folder = None if first is None else Path(args.checkpoint_dir, "best")
         self.metrics, self.answers = {}, {}
-        self.best = dist.run_on_main(lambda: self._known(first))
+        self.best = dist.run_on_main(lambda: self._known(first)) if self.folder else None
 
     def _known(self, first):
         """The metrics of the best so far, None where there is none or it was moved aside."""
@@ -156,7 +156,7 @@ class Evaluation:
         scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
         self.metrics = {"val_loss": nats / count, **scores}
         known, loss = self.best["val_loss"] if self.best else math.nan, self.metrics["val_loss"]
-        if math.isfinite(loss) and (math.isnan(known) or loss < known):
+        if self.folder and math.isfinite(loss) and (math.isnan(known) or loss < known):
             self.best = {**self.metrics, "step": self.clock.step}
             save_model(self.folder, self.dist, self.task, self.module, self.best)
         return self.metrics
@@ -190,19 +190,22 @@ class Evaluation:
 
 def save_model(folder, dist, task, module, metrics, answers=None, named=None):
     """Write the model as --model and other tools read it, its metrics and its answers; to be called on all ranks.
-    named: Checkpointer.named(), where nothing else adds it. Raises TrainingFault when the disk refuses."""
-    weights = collect(module.state_dict(), dist)
+    module: None where only what it was found to answer is kept. named: Checkpointer.named(), where nothing else adds
+    it. Raises TrainingFault when the disk refuses."""
+    weights = module and collect(module.state_dict(), dist)
 
     def write():
         try:
-            pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase, task.strip_accents)
+            if module:
+                pretrained.save_folder(folder, weights, task.config, task.vocabulary, task.lowercase,
+                                       task.strip_accents)
             write_json(Path(folder, "metrics.json"), {
                 **metrics, "dataset_sha256": task.sha256, "validation_sha256": task.validation_sha256})
             if answers is not None:
                 write_json(Path(folder, "predictions.json"), answers)
         except OSError as problem:
-            raise TrainingFault(f"no se pudo guardar el modelo en {str(folder)!r}: {explain(problem)}; corríjalo y "
-                                f"repita la misma orden, que lo guardará{f'; {named}' if named else ''}") from problem
+            raise TrainingFault(f"no se pudo escribir en {str(folder)!r}: {explain(problem)}; corríjalo y repita "
+                                f"la misma orden, que lo guardará{f'; {named}' if named else ''}") from problem
 
     dist.run_on_main(write)
 

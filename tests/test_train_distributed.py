@@ -353,9 +353,56 @@ def test_accents_are_left_as_the_model_reads_them(runs, tmp_path):
         assert wordpiece.load(source).strip_accents is wordpiece.load(tmp_path / folder).strip_accents is False
 
 
+def test_a_model_is_scored_without_a_step(runs, tmp_path):
+    """On every question of a file, by --model though there is a checkpoint, and nothing of what is there changes."""
+    shutil.copytree(runs["one"][0], tmp_path / "one")
+    folder = tmp_path / "one"
+    examples, before = squad.read(squad.SAMPLE)[0], {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    best, found = folder / "checkpoints" / "best", []
+    for name, ranks, strategy in (("alone", 1, "ddp"), ("ddp2", 2, "ddp"), ("fsdp2", 2, "fsdp")):
+        other = tmp_path / f"{name}-1"
+        other.mkdir()
+        outputs = run_ranks([SCRIPT, "--model", best, "--dataset", "muestra", "--max-len", 128, "--doc-stride", 64,
+                             "--question-len", 32, "--max-steps", 0, "--strategy", strategy,
+                             "--output", tmp_path / name], [folder, other][:ranks])
+        assert [code for code, _ in outputs] == [0] * ranks, outputs
+        assert f"0 preguntas para entrenar, en 0 ventanas, y {len(examples)} para validar" in outputs[0][1], outputs
+        assert not list(other.iterdir())
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["metrics.json", "predictions.json"]
+        metrics, answers = (json.loads((tmp_path / name / f"{file}.json").read_text()) for file in (
+            "metrics", "predictions"))
+        assert squad.evaluate(examples, answers)["f1"] == pytest.approx(metrics["f1"]) and metrics["model"] == str(best)
+        found.append((metrics.pop("val_loss"), metrics, answers))
+    assert all(each[0] == pytest.approx(found[0][0], abs=1e-5) and each[1:] == found[0][1:] for each in found)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_without_a_step_validation_questions_that_come_apart_are_scored_and_no_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(squad.SAMPLE, "train.json")
+    asked = {"context": "En Soria.", "question": "¿Dónde?", "answers": {"text": ["Soria"], "answer_start": [3]}}
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"id": str(number), **asked} for number in range(501)]}))
+    for more, count in (([], 501), (["--max-val-examples", "3"], 3)):
+        monkeypatch.setattr("sys.argv", [str(SCRIPT), "--model", "random:tiny", "--dataset", str(tmp_path),
+                                         "--max-steps", "0", *more])
+        assert script.main() == 0
+        assert len(json.loads((tmp_path / "respuestas" / "predictions.json").read_text())) == count
+        assert ("Sin usar" in (said := capsys.readouterr().out)) == bool(more) and "en ./respuestas." in said
+
+
+def test_the_next_step_is_told_in_the_end(runs):
+    line = next(line for line in runs["one"][1][0].splitlines() if line.startswith("Pruébelo: "))
+    assert line == ("Pruébelo: python train_distributed.py --model ./bert_squad --dataset mis_preguntas.json "
+                    "--max-steps 0")
+
+
 @pytest.mark.parametrize("words, said", [
     (["--max-len", "64", "--question-len", "64"], "no deja sitio al contexto"),
     (["--model", "modelo", "--output", "./x/../modelo"], "--output './x/../modelo' es la carpeta de --model"),
+    (["--model", "m", "--max-steps", "0", "--output", "m"], "--output 'm' es la carpeta de --model"),
+    (["--model", "m", "--max-steps", "0", "--resume", "c/ckpt-1.pt"], "se puntúa --model, no un punto de control"),
+    (["--max-steps", "-1"], "-1 está fuera de lo admitido (desde 0)"),
     (["--output", "c/x/../best", "--checkpoint-dir", "./c"], "--output 'c/x/../best' es donde se guarda el mejor"),
     (["--max-len", "128", "--doc-stride", "128"], "use --doc-stride 61 o menos"),
     (["--model", "random:huge"], "al azar hay random:base"),
@@ -372,6 +419,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(words, said, tmp_path, monkeyp
         script.main()
     assert said in str(problem.value) and "\n" not in str(problem.value) and problem.value.exit_code == 2
     assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_answers_do_not_replace_those_of_another_model(runs, monkeypatch):
+    monkeypatch.chdir(runs["one"][0])
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), "--model", "random:tiny", "--dataset", "muestra", "--max-steps", "0",
+                                     "--output", "bert_squad"])
+    with pytest.raises(UserError, match="--output 'bert_squad' contiene un modelo, cuyas cifras y respuestas se perd"):
+        script.main()
 
 
 def test_a_loss_that_is_no_number_does_not_stay_the_best(tmp_path, monkeypatch):
