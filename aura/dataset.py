@@ -35,13 +35,12 @@ from aura.files import (
     write_json,
 )
 from aura.shards import ShardWriter, verify_shard
-from aura.words import counted, duration
+from aura.words import counted, duration, first_of
 
 FORMAT = 1
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
 HELD_OUT = re.compile(r"(val|valid|validation|validacion|validación|test|dev)\b")  # as peers lay out their text
-NAMED = 3  # files, in a notice
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
 VALIDATION_BYTES = 5_000_000  # what validation needs at most, between 0.1 % and 5 % of the corpus
@@ -273,8 +272,8 @@ def unused(final):
 def _say_files(corpus, note):
     """Tell which files of a folder are left out, and which of those that are read others would keep for validation."""
     if corpus.unread:
-        note(f"Aviso: de la carpeta no se {'lee' if len(corpus.unread) == 1 else 'leen'} {_named(corpus.unread)}, que "
-             f"no {'acaba' if len(corpus.unread) == 1 else 'acaban'} en {', '.join(corpora.SUFFIXES)}.")
+        note(f"Aviso: de la carpeta no se usa {_named(corpus.unread)}: se lee lo que acaba en "
+             f"{', '.join(corpora.SUFFIXES)}.")
     apart = [path for path in map(Path, corpus.source.get("files", ())) if HELD_OUT.match(path.name.lower())]
     if apart and len(corpus.source["files"]) > len(apart):
         note(f"Aviso: también se entrena con {_named(apart)}: los documentos de validación se toman de entre todos; si "
@@ -282,9 +281,7 @@ def _say_files(corpus, note):
 
 
 def _named(paths):
-    """The names of the first files, and how many more there are."""
-    more = len(paths) - NAMED
-    return ", ".join(path.name for path in paths[:NAMED]) + (f" y {counted(more, 'fichero')} más" if more > 0 else "")
+    return first_of([path.name for path in paths], 4)  # of a folder of anything
 
 
 def _stamp(data_dir):

@@ -22,7 +22,7 @@ from aura import hub
 from aura.corpus import SAMPLE_NAME, find
 from aura.errors import UserError
 from aura.files import explain
-from aura.words import listed
+from aura.words import first_of
 
 SAMPLE = Path(__file__).with_name("squad_sample.json")
 HUB = {"squad": ("rajpurkar/squad", None)}
@@ -77,10 +77,8 @@ class Problems:
         found = [f"{count} {'vez' if count == 1 else 'veces'}: {reason} (la primera, {self.first[reason]})"
                  for reason, count in self.counts.most_common()]
         if self.unread:
-            some, more = self.unread[:4], len(self.unread) - 4  # of a folder of anything
-            names = listed(some + [f"{more} más"] * (more > 0))
-            found.append(f"de la carpeta no se lee {names}: se entrena con train*.json, y se valida con "
-                         "dev*.json o val*.json")
+            found.append(f"de la carpeta no se usa {first_of(self.unread, 4)}: se entrena con train*.json, y se valida "
+                         "con dev*.json o val*.json")
         return found
 
 

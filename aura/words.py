@@ -12,6 +12,11 @@ def listed(items):
     return f"{', '.join(first)} y {last}" if first else last
 
 
+def first_of(names, most):
+    """'a, b, c y 2 más': at most so many of some names."""
+    return listed([*names[:most], *([f"{len(names) - most} más"] if len(names) > most else [])])
+
+
 def span(seconds):
     """'4.2 ms', '0.84 s', '41 s', '12 min', '3.5 h': a duration with the figures that matter."""
     if seconds < 0.0995:

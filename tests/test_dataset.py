@@ -52,11 +52,11 @@ def test_files_that_are_left_out_or_that_others_would_keep_for_validation_are_to
     (folder / "sub").mkdir(parents=True)
     for name in ("uno.txt", "sub/val.txt", "valor.txt"):
         (folder / name).write_text(book.read_text(encoding="utf-8"), encoding="utf-8")
-    for name in ("a.docx", "b.docx", "sub/c.pdf", "sub/d.pdf", ".oculto"):
+    for name in ("a.docx", "b.docx", "sub/c.pdf", "sub/d.pdf", "sub/e.pdf", ".oculto"):
         (folder / name).touch()
     prepare(folder, tmp_path / "Data", note=said.append)
     told = [line for line in said if line.startswith("Aviso")]
-    assert len(told) == 2 and "no se leen a.docx, b.docx, c.pdf y 1 fichero más, que no acaban en .txt, " in told[0]
+    assert len(told) == 2 and "no se usa a.docx, b.docx, c.pdf, d.pdf y 1 más: se lee lo que acaba en .txt, " in told[0]
     assert "también se entrena con val.txt: " in told[1]
     (folder / "uno.txt").unlink()
     (folder / "valor.txt").unlink()  # then all that there is is called so

@@ -177,14 +177,14 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
     for name in ("train.json", "test.json", "otro.json"):
         write(tmp_path / name, document(question(name)))
     assert squad.open_data(str(tmp_path))[2].lines() == [
-        "de la carpeta no se lee otro.json y test.json: se entrena con train*.json, y se valida con dev*.json o "
+        "de la carpeta no se usa otro.json y test.json: se entrena con train*.json, y se valida con dev*.json o "
         "val*.json"]
     (tmp_path / "test.json").rename(tmp_path / "val.json")
     (tmp_path / "otro.json").rename(tmp_path / "LÉEME.md")
     assert squad.open_data(str(tmp_path))[2].lines() == []
     for number in range(6):
         (tmp_path / f"{number}.json").touch()
-    assert "no se lee 0.json, 1.json, 2.json, 3.json y 2 más: " in squad.open_data(str(tmp_path))[2].lines()[0]
+    assert "no se usa 0.json, 1.json, 2.json, 3.json y 2 más: " in squad.open_data(str(tmp_path))[2].lines()[0]
 
 
 @pytest.mark.parametrize(("name", "message"), [
