@@ -26,14 +26,15 @@ from aura.files import explain, take_back
 from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, STORE_THREAD
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 
-ALIKE = 0.76  # of difflib's ratio of two arguments from which on one is taken for a slip of the other
+ALIKE = 0.85  # of difflib's ratio of two arguments from which on one is taken for a slip of the other
 # What nanoGPT, litgpt and transformers call arguments that we have, for the hint of the one who comes from there.
 ELSEWHERE = {
     "--bf16": ["--precision"], "--fp16": ["--precision"], "--dtype": ["--precision"],
     "--block-size": ["--seq-len"], "--max-seq-length": ["--max-len", "--seq-len"],
     "--learning-rate": ["--lr"], "--max-iters": ["--max-steps"], "--num-train-epochs": ["--epochs"],
     "--gradient-accumulation-steps": ["--grad-accum"], "--per-device-train-batch-size": ["--batch-size"],
-    "--micro-batch-size": ["--batch-size"], "--save-steps": ["--checkpoint-freq"], "--out-dir": ["--checkpoint-dir"],
+    "--micro-batch-size": ["--batch-size"], "--save-steps": ["--checkpoint-freq"],
+    "--out-dir": ["--output-dir", "--checkpoint-dir"],
     "--max-new-tokens": ["--length"], "--start": ["--prompt"], "--model-name-or-path": ["--model"],
     "--train-file": ["--dataset", "--dataset-name"]}
 
@@ -166,17 +167,20 @@ class Parser(argparse.ArgumentParser):
         problems = [f"{flags[name]}: {value}" for name, found in vars(parsed).items()
                     for value in (found if isinstance(found, list) else [found]) if isinstance(value, _Bad)]
         problems += [self._unknown(word) for word in unknown]
+        if any(map(os.path.isfile, unknown)) and {"dataset", "dataset_name"} & actions.keys():
+            problems.append("de varios ficheros, indique su carpeta")
         if problems:
             raise UserError("; ".join(problems) + f" (las opciones: {self.prog} --help)")
         return parsed
 
     def _unknown(self, word):
         if not word.startswith("-"):
-            several = "; de varios ficheros, indique su carpeta" if os.path.isfile(word) else ""
-            return f"argumento de más: {word!r}{several}"
-        name = word.split("=")[0]
-        near = [here for here in ELSEWHERE.get(name, ()) if here in self._option_string_actions] or (
-            difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=ALIKE))
+            return f"argumento de más: {word!r}"
+        name, known = word.split("=")[0], [flag for flag in self._option_string_actions if flag.startswith("--")]
+        near = [flag for flag in ELSEWHERE.get(name, ()) if flag in known] or [
+            flag for flag in known if flag.startswith(f"{name}-") or name.startswith(f"{flag}-")
+            or flag.endswith(name[1:]) or name.endswith(flag[1:])
+        ] or difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
         return f"argumento desconocido {word}" + (f"; ¿quiso decir {near[0]}?" if near else "")
 
 

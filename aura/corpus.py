@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import stat
 import statistics
 import zlib
@@ -85,7 +86,7 @@ class Corpus:
     """A source of documents that can be read more than once.
 
     name: the folder's name under --data-dir. source: what identifies the content, JSON-able. total_bytes: size on
-    disk, None when unknown. unread: files of the folder that are no text by their names. progress: bytes of the source
+    disk, None when unknown. unread: names of files of the folder that are no text. progress: bytes of the source
     read so far. damage: what was wrong in the last reading.
     """
 
@@ -214,14 +215,17 @@ def open_corpus(name, max_tokens=None, flag="--dataset-name"):
         repository, configuration = HUB.get(name) or on_hub.groups()
         return Corpus(_plain_name(name), {"kind": "hub", "repository": repository, "configuration": configuration})
     if not path.exists():
-        if name.startswith(("http://", "https://")):
-            raise UserError(f"{flag} {name!r}: es una dirección; descárguela antes (curl -o texto.txt -L {name}) e "
-                            "indique el fichero")
+        if re.match(r"[A-Za-z]+://", name):
+            raise UserError(f"{flag} {name!r}: es una dirección; descargue antes el texto (curl -LO {shlex.quote(name)}"
+                            ") e indique el fichero; un conjunto del Hub se indica como propietario/nombre")
         raise UserError(f"{flag} {name!r}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
                         "propietario/nombre, o la ruta de un .txt, un .jsonl (también .gz) o una carpeta")
     try:
         files, others = _files_below(path)
-        source = {"kind": "ficheros", **_state_of(list(dict.fromkeys(file.resolve() for file in files)))}
+        named = {}  # by what it really is; its format is that of its name here: a cache's links lead to nameless files
+        for file in files:
+            named.setdefault(file.resolve(), file.absolute())
+        source = {"kind": "ficheros", **_state_of(list(named.values()))}
     except OSError as problem:
         raise UserError(f"{flag} {name!r}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                         "permisos o sáquelo de la carpeta") from problem
@@ -255,7 +259,7 @@ def _plain_name(name):
 
 
 def _files_below(path):
-    """([files of text], [files that are left out for their format])."""
+    """([files of text], [names of files that are left out for their format])."""
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen "
@@ -271,7 +275,10 @@ def _files_below(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             if not name.startswith("."):
-                (files if name.lower().endswith(SUFFIXES) else others).append(Path(folder, name))
+                if name.lower().endswith(SUFFIXES):
+                    files.append(Path(folder, name))
+                else:
+                    others.append(name)
     files = sorted(file for file in files if stat.S_ISREG(file.stat().st_mode))
     if not files:
         raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}; indique "

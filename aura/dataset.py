@@ -40,7 +40,8 @@ from aura.words import counted, duration, first_of
 FORMAT = 1
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
-HELD_OUT = re.compile(r"(val|valid|validation|validacion|validación|test|dev)\b")  # as peers lay out their text
+# As others call, without its endings, a text that is not for training: val, wiki.valid, test_data, validation-00000.
+HELD_OUT = re.compile(r"(.*[-_.])?(val|valid|validation|validaci[oó]n|test|dev)([-_.]?\d+|[-_.]data)?")
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
 VALIDATION_BYTES = 5_000_000  # what validation needs at most, between 0.1 % and 5 % of the corpus
@@ -274,14 +275,15 @@ def _say_files(corpus, note):
     if corpus.unread:
         note(f"Aviso: de la carpeta no se usa {_named(corpus.unread)}: se lee lo que acaba en "
              f"{', '.join(corpora.SUFFIXES)}.")
-    apart = [path for path in map(Path, corpus.source.get("files", ())) if HELD_OUT.match(path.name.lower())]
+    apart = [name for name in map(os.path.basename, corpus.source.get("files", ()))
+             if HELD_OUT.fullmatch(re.sub(r"\.(txt|jsonl)(\.gz)?$", "", name.lower()))]
     if apart and len(corpus.source["files"]) > len(apart):
         note(f"Aviso: también se entrena con {_named(apart)}: los documentos de validación se toman de entre todos; si "
              "esos no son para entrenar, sáquelos de la carpeta.")
 
 
-def _named(paths):
-    return first_of([path.name for path in paths], 4)  # of a folder of anything
+def _named(names):
+    return first_of([name if name.isprintable() else repr(name) for name in names], 4)  # of a folder of anything
 
 
 def _stamp(data_dir):

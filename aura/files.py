@@ -298,9 +298,8 @@ def path_called(name, named, otherwise="guarde su contenido en un fichero e ind√
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise UserError(f"{named}: no es un fichero ni una carpeta; {otherwise}")
     except (FileNotFoundError, NotADirectoryError):
-        if os.name == "posix" and (windows := re.match(r"([A-Za-z]):[\\/](.*)", str(name))):
-            here = f"/mnt/{windows[1].lower()}/" + windows[2].replace("\\", "/")
-            raise UserError(f"{named}: es una ruta de Windows; en WSL ese fichero es {here}") from None
+        if os.name == "posix" and re.match(r"[A-Za-z]:", str(name)):
+            raise UserError(f"{named}: es una ruta de Windows; en WSL, C:\\Users\\Ana es /mnt/c/Users/Ana") from None
     except OSError as problem:
         raise UserError(f"{named}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
                         ) from problem

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -75,11 +74,8 @@ def _find_or_prepare(args, dist, config):
 
     def accept(tokenizer):
         if not args.prepare:
-            # train_tensordock.py takes no other tokenizer than that of the run, and no other text.
-            patterns = [] if "output_dir" in vars(args) else [f"[!.]*/{each}" for each in tokenizers.NAMES]
             planned = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
-            resume.require_same(args, dist, planned, tokenizer.model,
-                                [path for each in patterns for path in sorted(Path(args.data_dir).glob(each))])
+            resume.require_same(args, dist, planned, tokenizer.model)
 
     return dataset.prepare(
         text, args.data_dir, vocab_size=args.vocab_size,

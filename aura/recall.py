@@ -19,7 +19,7 @@ def recorded(args, note=print):
         return None
     args.resume = str(path)
     state = peek(path)
-    if not {"arguments", "config", "dataset"} <= state.keys():
+    if not all(isinstance(state.get(part), dict) for part in ("arguments", "config", "dataset")):
         what = WEIGHTS_ALONE if holds_weights_alone(state) else "no es un punto de control de este proyecto"
         raise UserError(f"{str(path)!r} {what}: indique un checkpoint-step-N.pt, o su carpeta")
     if "output_dir" not in state["arguments"]:

@@ -1,5 +1,6 @@
 """Going on from a checkpoint: whether it is of this run, what of it is put back, what is said of what has changed."""
 
+import shlex
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from aura import checkpoint, models, report, sharding, sync
 from aura import tokenizer as tokenizers
 from aura.checkpointer import asked
 from aura.errors import UserError, agreed
-from aura.files import explain
+from aura.files import explain, regular
 
 # Arguments that a resumed run may change, and that change how it learns. What is asked for now holds; it is said aloud,
 # for whoever has just forgotten to repeat an option.
@@ -34,7 +35,7 @@ def restore(args, dist, checkpointer, run, strict=False):
         checkpointer.sign(run.sync.origin)
         checkpointer.begin(meant)
         return
-    _require_same(state, checkpointer.last, checkpointer.constants)
+    _require_same(state, checkpointer.last, checkpointer.constants, _tokenizers_at_hand(args))
     if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
         raise agreed(UserError, f"{checkpointer.last} no tiene {', '.join(missing)}: no es un punto de control "
                      f"entero; {ANOTHER}")
@@ -113,14 +114,14 @@ def length(args, dist, loader, progress):
     return whole + fewer, fewer
 
 
-def require_same(args, dist, config, vocabulary, earlier):
+def require_same(args, dist, config, vocabulary):
     """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
-    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes. earlier: files that may
-    hold that of the checkpoint, for the message to name."""
+    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes."""
     meant = asked(args.resume, args.checkpoint_dir, dist)
     path = meant != "none" and checkpoint.choose(meant, args.checkpoint_dir)
     if path:
-        _require_same(checkpoint.peek(path), path, about(config, vocabulary) | {"arguments": vars(args)}, earlier)
+        now = about(config, vocabulary) | {"arguments": vars(args) | {"resume": meant}}
+        _require_same(checkpoint.peek(path), path, now, _tokenizers_at_hand(args))
 
 
 def about(config, vocabulary):
@@ -128,25 +129,32 @@ def about(config, vocabulary):
     return {"config": asdict(config), "tokenizer": torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)}
 
 
+def _tokenizers_at_hand(args):
+    """Files among the prepared data that may hold a checkpoint's tokenizer, for a message to name. None for
+    train_tensordock.py, which goes on with no other text than that of the run."""
+    folder = "" if "output_dir" in vars(args) else getattr(args, "data_dir", "")
+    return [path for name in tokenizers.NAMES for path in sorted(Path(folder).glob(f"[!.]*/{name}"))] if folder else []
+
+
 def _bytes_of(file):
     """What a file holds, None where it is missing or may not be read."""
     try:
-        return file.read_bytes()
+        return regular(file).read_bytes()
     except OSError:
         return None
 
 
 def _require_same(state, path, constants, earlier=()):
     """Raise UserError unless the checkpoint `state` of `path` is of the model and tokenizer in `constants`; every rank
-    has rank 0's, so all of them find it and one tells. earlier: as require_same() takes it."""
+    has rank 0's, so all of them find it and one tells. earlier: files that may hold the checkpoint's tokenizer."""
     kinds = {"config": dict, "tokenizer": torch.Tensor, "dataset": dict}
     if wrong := [name for name, kind in kinds.items() if name in state and not isinstance(state[name], kind)]:
         raise agreed(UserError, f"{path} no es un punto de control de este proyecto (no es lo que debe: "
                      f"{', '.join(wrong)}); {ANOTHER}")
-    # One that was asked for by name, out of another folder than today's: yet another folder would change nothing.
-    folder = constants.get("arguments", {}).get("checkpoint_dir", "")
-    here = Path(path).resolve().parent == Path(folder).resolve()
-    way_out = f"use las mismas opciones, {'otra --checkpoint-dir, ' * here}o --resume none para empezar de cero"
+    # Where it was asked for by name, another folder would change nothing.
+    found = constants.get("arguments", {}).get("resume", "auto") == "auto"
+    anew = f"{'otra --checkpoint-dir, ' * found}o --resume none para empezar de cero"
+    way_out = f"use las mismas opciones, {anew}"
     data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
     if now and data and data != now:
         way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
@@ -154,29 +162,31 @@ def _require_same(state, path, constants, earlier=()):
         theirs, ours = models.completed(state["config"]), constants["config"]
         if theirs.keys() != ours.keys():
             raise agreed(UserError, f"{path} es de otro de los scripts, o de otra versión de este "
-                         f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use otra "
-                         "--checkpoint-dir")
+                         f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use "
+                         f"{'otra --checkpoint-dir' if found else '--resume none'}")
         differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
                      if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
         if theirs.get("exit_weights") and not ours["exit_weights"]:  # as all had before there was the option
             way_out = f"siga con --exit-weights; si no, {way_out}"
+        pieces, now_pieces = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
+        same_pieces = tokenizers.same_pieces(pieces, now_pieces)
+        if not same_pieces and (file := next((file for file in earlier if _bytes_of(file) == pieces), None)):
+            way_out = ("para seguir con este texto, prepárelo con el tokenizador de antes, --tokenizer "
+                       f"{shlex.quote(str(file))}; si no, {way_out}")
         if differing:
             raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
-        theirs, ours = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
-        if not tokenizers.same_pieces(theirs, ours):
+        if not same_pieces:
             if str(constants.get("arguments", {}).get("model")).startswith("random:"):
                 way_out = f"con --model random:... sale de las preguntas, que serán otras: {way_out}"
-            if file := next((file for file in earlier if _bytes_of(file) == theirs), None):
-                way_out = f"para seguir con este texto, dé el tokenizador de antes, --tokenizer {file}; o {way_out}"
             raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
         theirs, ours = (each.get("begun_with") for each in (state, constants))
         if theirs and ours and theirs != ours:
             raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
-                         "indique aquellos, otra --checkpoint-dir, o --resume none para empezar de cero")
+                         f"indique aquellos, {anew}")
         theirs, ours = (each.get("arguments", {}).get("padding") for each in (state, constants))
         if theirs and ours and theirs != ours:
             raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "
-                         "indique ese, otra --checkpoint-dir, o --resume none para empezar de cero")
+                         f"indique ese, {anew}")
     except KeyError as problem:
         what = checkpoint.WEIGHTS_ALONE if checkpoint.holds_weights_alone(state) else (
             f"no es un punto de control de este proyecto (le falta {problem})")

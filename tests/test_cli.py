@@ -40,10 +40,12 @@ def test_underscores_in_values_stay():
     (["--presett", "demo"], ["--presett", "¿quiso decir --preset?"]),
     (["--lr"], ["falta el valor", "--lr=VALOR"]), (["--lr", "-1e-3"], ["--lr: -1e-3 está fuera"]),
     (["--lr=--"], ["--lr: '--' no es un número"]), (["--data-dir=--", "--max-steps=--"], ["--max-steps: '--'"]),
-    (["sobra"], ["de más", "'sobra'"]), ([__file__], ["de más", "; de varios ficheros, indique su carpeta"]),
+    (["sobra"], ["de más", "'sobra'"]), ([__file__], ["de más", "; de varios ficheros, indique su carpeta (las"]),
     (["--block_size=32"], ["desconocido --block-size=32; ¿quiso decir --seq-len?"]),
     (["--learning_rate", "1e-3"], ["¿quiso decir --lr?"]), (["--dtype", "bf16"], ["¿quiso decir --precision?"]),
     (["--steps", "3"], ["¿quiso decir --max-steps?"]), (["--do-train"], ["desconocido --do-train (las opciones:"]),
+    (["--batch", "3"], ["¿quiso decir --batch-size?"]), (["--clip", "1"], ["¿quiso decir --grad-clip?"]),
+    (["--model_preset", "demo"], ["¿quiso decir --preset?"]), (["--lora"], ["desconocido --lora (las opciones:"]),
     (["--batch-size", "-1", "--lr", "x", "--nope"], ["--batch-size", "--lr", "--nope"]),
 ])
 def test_bad_values_are_named_together(words, pieces):

@@ -219,10 +219,10 @@ def test_a_broken_gzip_is_named(tmp_path, cut):
 def test_what_cannot_be_opened_is_named(tmp_path):
     with pytest.raises(UserError, match="no existe.*muestra"):
         corpus.open_corpus(str(tmp_path / "nada.txt"))
-    with pytest.raises(UserError, match=r"descárguela antes \(curl -o texto.txt -L https://a.es/l.txt\) e indique el"):
-        corpus.open_corpus("https://a.es/l.txt")
-    with pytest.raises(UserError, match=r"ruta de Windows; en WSL ese fichero es /mnt/c/Users/Ana/un libro.txt$"):
-        corpus.open_corpus(r"C:\Users\Ana\un libro.txt")
+    with pytest.raises(UserError, match=r"antes el texto \(curl -LO 'https://a.es/l\?a=1&b=2'\) e indique el fichero"):
+        corpus.open_corpus("https://a.es/l?a=1&b=2")
+    with pytest.raises(UserError, match=r"ruta de Windows; en WSL, C:\\Users\\Ana es /mnt/c/Users/Ana$"):
+        corpus.open_corpus(r"D:\libros\un libro.txt")
     with pytest.raises(UserError, match=r"formato.*\.jsonl"):
         corpus.open_corpus(str(write(tmp_path / "x.pdf", "x")))
     (tmp_path / "vacía").mkdir()
@@ -295,6 +295,14 @@ def test_a_file_of_a_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
     (tmp_path / "a.txt").symlink_to("sub/real.txt")
     (tmp_path / "c.txt").symlink_to("b.txt")
     assert documents(tmp_path) == ["dos", "uno"]
+
+
+def test_the_format_of_a_link_is_that_of_its_own_name(tmp_path):
+    """A cache of the Hub's keeps files under the hash of their content."""
+    write(tmp_path / "0a1b2c", '{"text": "tres"}')
+    (tmp_path / "datos").mkdir()
+    (tmp_path / "datos" / "train.jsonl").symlink_to("../0a1b2c")
+    assert documents(tmp_path / "datos") == documents(tmp_path / "datos" / "train.jsonl") == ["tres"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])

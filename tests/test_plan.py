@@ -293,7 +293,8 @@ def test_the_plan_is_a_table_that_adds_up():
     assert "en el dispositivo" in shown[-4] and "MFU" in shown[-3] and shown[-2].startswith("Veredicto: CUMPLE")
     few = plan.lines(wanted, card(80e9, 312e12), steps=2000, steps_per_epoch=100)
     assert [line for line in few if line not in shown][-1].startswith(
-        f"  Poco texto para este modelo: {100 * 8 * 4 * 1024 / wanted.config.parameters():.2g} tokens distintos")
+        f"  Poco texto para este modelo: {100 * 8 * 4 * 1024 / wanted.config.parameters():.3g} tokens distintos")
+    assert [plan._share(value) for value in (0.003, 0.996, 20, 1550)] == ["menos de 0.01", "0.996", "20", "1550"]
     full = plan.lines(wanted, card(1e9), steps=1, steps_per_epoch=1)
     assert any("NO CABE" in line for line in full) and "no se conoce la potencia" in full[-1]
     assert max(map(len, shown + full)) <= 130

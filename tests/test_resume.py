@@ -1,6 +1,7 @@
 """Which checkpoints a run goes on from, and what it says of those it does not."""
 
 import contextlib
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -34,9 +35,10 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     keeper = Checkpointer(tmp_path, Session())
 
     def go_on(theirs):
-        keeper.constants = {"config": theirs}
+        pieces = torch.zeros(1, dtype=torch.uint8)
+        keeper.constants = {"config": theirs, "tokenizer": pieces}
         keeper.save(1, {})
-        keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2, "exit_weights": True}}
+        keeper.constants = {"config": {"n_layer": 2, "h_cycles": 2, "exit_weights": True}, "tokenizer": pieces}
         resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
 
     with pytest.raises(UserError, match=r"otro de los scripts, .*_weights, h_cycles\): reanúdelo con aquel") as found:
@@ -80,7 +82,23 @@ def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(t
     for theirs, named in ((b"de antes", True), (b"de otro", False)):
         with pytest.raises(UserError, match="con otro tokenizador; ") as found:
             resume._require_same(about(theirs), "c.pt", about(b"de ahora"), files_at_hand)
-        assert (f"dé el tokenizador de antes, --tokenizer {files_at_hand[1]}; o use" in str(found.value)) == named
+        assert (f"con el tokenizador de antes, --tokenizer {files_at_hand[1]}; si no, use" in str(found.value)) == named
+    smaller = {**about(b"de ahora"), "config": {"vocab_size": 5}}
+    with pytest.raises(UserError, match=r"otro modelo: vocab_size=6 \(ahora 5\); para seguir con este texto, prep"):
+        resume._require_same({**about(b"de antes"), "config": {"vocab_size": 6}}, "c.pt", smaller, files_at_hand)
+
+
+def test_the_tokenizers_of_the_prepared_data_are_at_hand(tmp_path):
+    for folder in ("libro", "otro", ".parcial"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer.model").write_bytes(b"")
+    os.mkfifo(tmp_path / "otro" / "tokenizer.json")
+    found = resume._tokenizers_at_hand(SimpleNamespace(data_dir=str(tmp_path)))
+    assert [str(path.relative_to(tmp_path)) for path in found] == [
+        "libro/tokenizer.model", "otro/tokenizer.model", "otro/tokenizer.json"]
+    assert [resume._bytes_of(path) for path in found] == [b"", b"", None], "nobody writes into the pipe"
+    assert not resume._tokenizers_at_hand(SimpleNamespace(data_dir=str(tmp_path), output_dir="salida"))
+    assert not resume._tokenizers_at_hand(SimpleNamespace())
 
 
 @pytest.mark.parametrize("name, given, told", [("otro", True, True), ("libro", True, False), ("otro", False, False)])
@@ -93,9 +111,9 @@ def test_of_a_text_of_another_name_it_is_said_that_it_may_be_another(book, tmp_p
 
 def test_another_folder_is_no_way_out_of_a_checkpoint_that_was_asked_for_by_name(tmp_path):
     now = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
-    for name, told in (("a", True), ("b", False)):
+    for asked, told in (("auto", True), ("a/c.pt", False)):
         then, now = ({**now, "config": {"width": width}} for width in (1, 2))
-        now["arguments"] = {"checkpoint_dir": str(tmp_path / name)}
+        now["arguments"] = {"resume": asked}
         with pytest.raises(UserError, match="es de otro modelo: width=1") as found:
             resume._require_same(then, tmp_path / "a" / "c.pt", now)
         assert ("otra --checkpoint-dir, o --resume none" in str(found.value)) == told
