@@ -304,10 +304,15 @@ def test_a_configuration_that_windows_has_saved_is_the_same(folder):
     assert pretrained.read_config(folder[0]) == before
 
 
-@pytest.mark.parametrize("name", ["./no-hay", "/no/hay", "a/b/c", "minilm/", r"C:\modelos\bert"])
+@pytest.mark.parametrize("name", ["./no-hay", "/no/hay", "a/b/c", "minilm/"])
 def test_a_folder_that_is_not_there(name):
     with pytest.raises(UserError, match="no es una carpeta"):
         pretrained.find(name)
+
+
+def test_a_folder_of_windows_is_no_name_of_the_hub():
+    with pytest.raises(UserError, match="ruta de Windows; en WSL"):
+        pretrained.find(r"C:\modelos\bert")
 
 
 def test_a_name_of_the_hub_brings_only_what_is_needed_of_the_revision_asked_for(folder, tmp_path):
