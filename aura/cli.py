@@ -176,12 +176,18 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word):
         if not word.startswith("-"):
             return f"argumento de más: {word!r}"
-        name, known = word.split("=")[0], [flag for flag in self._option_string_actions if flag.startswith("--")]
-        near = [flag for flag in ELSEWHERE.get(name, ()) if flag in known] or [
+        near = self._near(word.split("=")[0])
+        return f"argumento desconocido {word}" + (f"; ¿quiso decir {near[0]}?" if near else "")
+
+    def _near(self, name):
+        """The options that may be meant by `name`, the likeliest first."""
+        if not name.startswith("--"):
+            return []
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        return [flag for flag in ELSEWHERE.get(name, ()) if flag in known] or [
             flag for flag in known if flag.startswith(f"{name}-") or name.startswith(f"{flag}-")
             or flag.endswith(name[1:]) or name.endswith(flag[1:])
         ] or difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
-        return f"argumento desconocido {word}" + (f"; ¿quiso decir {near[0]}?" if near else "")
 
 
 def _dashed(word):

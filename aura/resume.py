@@ -130,7 +130,7 @@ def about(config, vocabulary):
 
 
 def _tokenizers_at_hand(args):
-    """Files among the prepared data that may hold a checkpoint's tokenizer, for a message to name. None for
+    """Files among the prepared data that may hold a checkpoint's tokenizer, for a message to name; none for
     train_tensordock.py, which goes on with no other text than that of the run."""
     folder = "" if "output_dir" in vars(args) else getattr(args, "data_dir", "")
     return [path for name in tokenizers.NAMES for path in sorted(Path(folder).glob(f"[!.]*/{name}"))] if folder else []
@@ -154,40 +154,50 @@ def _require_same(state, path, constants, earlier=()):
     # Where it was asked for by name, another folder would change nothing.
     found = constants.get("arguments", {}).get("resume", "auto") == "auto"
     anew = f"{'otra --checkpoint-dir, ' * found}o --resume none para empezar de cero"
-    way_out = f"use las mismas opciones, {anew}"
-    data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
-    if now and data and data != now:
-        way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
     try:
-        theirs, ours = models.completed(state["config"]), constants["config"]
-        if theirs.keys() != ours.keys():
-            raise agreed(UserError, f"{path} es de otro de los scripts, o de otra versión de este "
-                         f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, o use "
-                         f"{'otra --checkpoint-dir' if found else '--resume none'}")
-        differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
-                     if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
-        if theirs.get("exit_weights") and not ours["exit_weights"]:  # as all had before there was the option
-            way_out = f"siga con --exit-weights; si no, {way_out}"
-        pieces, now_pieces = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
-        same_pieces = tokenizers.same_pieces(pieces, now_pieces)
-        if not same_pieces and (file := next((file for file in earlier if _bytes_of(file) == pieces), None)):
-            way_out = ("para seguir con este texto, prepárelo con el tokenizador de antes, --tokenizer "
-                       f"{shlex.quote(str(file))}; si no, {way_out}")
-        if differing:
-            raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
-        if not same_pieces:
-            if str(constants.get("arguments", {}).get("model")).startswith("random:"):
-                way_out = f"con --model random:... sale de las preguntas, que serán otras: {way_out}"
-            raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
-        theirs, ours = (each.get("begun_with") for each in (state, constants))
-        if theirs and ours and theirs != ours:
-            raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
-                         f"indique aquellos, {anew}")
-        theirs, ours = (each.get("arguments", {}).get("padding") for each in (state, constants))
-        if theirs and ours and theirs != ours:
-            raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "
-                         f"indique ese, {anew}")
+        _require_same_model(state, path, constants, earlier, anew)
+        _require_same_beginning(state, path, constants, anew)
     except KeyError as problem:
         what = checkpoint.WEIGHTS_ALONE if checkpoint.holds_weights_alone(state) else (
             f"no es un punto de control de este proyecto (le falta {problem})")
         raise agreed(UserError, f"{path} {what}; {ANOTHER}") from problem
+
+
+def _require_same_model(state, path, constants, earlier, anew):
+    """Raise UserError for another model or tokenizer, KeyError where the checkpoint lacks either. anew: Spanish for how
+    to begin anew."""
+    way_out = f"use las mismas opciones, {anew}"
+    data, now = (each.get("dataset", {}).get("name") for each in (state, constants))
+    if now and data and data != now:
+        way_out = f"los datos eran {data!r} y ahora son {now!r}: indique aquellos, o {way_out}"
+    theirs, ours = models.completed(state["config"]), constants["config"]
+    if theirs.keys() != ours.keys():
+        raise agreed(UserError, f"{path} es de otro de los scripts, o de otra versión de este "
+                     f"({', '.join(sorted(theirs.keys() ^ ours.keys()))}): reanúdelo con aquel, {anew}")
+    differing = [f"{key}={theirs.get(key)} (ahora {value})" for key, value in ours.items()
+                 if theirs.get(key) != value and key not in ("dropout", "attention_dropout")]
+    if theirs.get("exit_weights") and not ours["exit_weights"]:  # as all had before there was the option
+        way_out = f"siga con --exit-weights; si no, {way_out}"
+    pieces, now_pieces = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
+    same_pieces = tokenizers.same_pieces(pieces, now_pieces)
+    if not same_pieces and (file := next((file for file in earlier if _bytes_of(file) == pieces), None)):
+        way_out = ("para seguir con este texto, prepárelo con el tokenizador de antes, --tokenizer "
+                   f"{shlex.quote(str(file))}; si no, {way_out}")
+    if differing:
+        raise agreed(UserError, f"{path} es de otro modelo: {', '.join(differing)}; {way_out}")
+    if not same_pieces:
+        if str(constants.get("arguments", {}).get("model")).startswith("random:"):
+            way_out = f"con --model random:... sale de las preguntas, que serán otras: {way_out}"
+        raise agreed(UserError, f"{path} se entrenó con otro tokenizador; {way_out}")
+
+
+def _require_same_beginning(state, path, constants, anew):
+    """Raise UserError for other weights to begin with, or another --padding. anew: as above."""
+    theirs, ours = (each.get("begun_with") for each in (state, constants))
+    if theirs and ours and theirs != ours:
+        raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
+                     f"indique aquellos, {anew}")
+    theirs, ours = (each.get("arguments", {}).get("padding") for each in (state, constants))
+    if theirs and ours and theirs != ours:
+        raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "
+                     f"indique ese, {anew}")

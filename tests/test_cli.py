@@ -46,6 +46,7 @@ def test_underscores_in_values_stay():
     (["--steps", "3"], ["¿quiso decir --max-steps?"]), (["--do-train"], ["desconocido --do-train (las opciones:"]),
     (["--batch", "3"], ["¿quiso decir --batch-size?"]), (["--clip", "1"], ["¿quiso decir --grad-clip?"]),
     (["--model_preset", "demo"], ["¿quiso decir --preset?"]), (["--lora"], ["desconocido --lora (las opciones:"]),
+    (["-n"], ["desconocido -n (las opciones:"]),
     (["--batch-size", "-1", "--lr", "x", "--nope"], ["--batch-size", "--lr", "--nope"]),
 ])
 def test_bad_values_are_named_together(words, pieces):
