@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -260,30 +261,22 @@ def training(data, steps, *options):
 
 
 def test_a_killed_worker_costs_no_data(tmp_path, data):
+    """Nor does the next attempt begin anew, though the first was told to."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
-    cut.mkdir()
     words = training(data, 100, "--checkpoint-freq", 5)
     assert [code for code, _ in run_ranks([ROOT / words[0], *words[1:]], [whole] * 2, **PLAIN)] == [0, 0]
-    with launched(cut, *words, options=["--max-restarts", 1]) as process:
+    shutil.copytree(whole / "checkpoints", cut / "checkpoints")
+    with launched(cut, *words, "--resume", "none", options=["--max-restarts", 1]) as process:
+        process.wait_for("se han movido")
         process.wait_for("paso 12/")
         os.kill(rank_pid(cut, ROOT / words[0], 1), signal.SIGKILL)
         code, output = process.finish()
     assert code == 0 and "Aviso: rango 1" in output and "SIGKILL" in output and "Se reanuda en el paso" in output
+    assert output.count("se han movido") == 1, output
     assert output.count("Todos los procesos completaron el entrenamiento") == 2, output
     assert_same_weights(whole / "gpt2_spanish.pth", cut / "gpt2_spanish.pth")
     assert nobody_left(cut)
-
-
-def test_a_new_attempt_goes_on_though_the_first_was_told_to_begin_anew(tmp_path, data):
-    words = training(data, 60, "--checkpoint-freq", 5)
-    assert run(command(*words, processes=1), tmp_path)[0] == 0
-    with launched(tmp_path, *words, "--resume", "none", options=["--max-restarts", 1]) as process:
-        process.wait_for("se han movido")
-        process.wait_for("paso 12/")
-        os.kill(rank_pid(tmp_path, ROOT / words[0], 1), signal.SIGKILL)
-        code, output = process.finish()
-    assert code == 0 and output.count("se han movido") == 1 and "Se reanuda en el paso" in output, output
 
 
 def test_a_machine_that_is_lost_and_comes_back_goes_on_with_the_other(tmp_path, data):
