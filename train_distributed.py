@@ -116,13 +116,15 @@ def check_answers(args):
 
 def read_task(args, dist):
     """The finetune.Task of the arguments, read from files or the Hub; on rank 0."""
-    train, validation, problems = squad.open_data(args.dataset)
+    train, validation, problems = squad.open_data(args.dataset, unanswered=args.max_steps == 0)
     for line in problems.lines():
         dist.print(f"Aviso: {line}")
     found, told = len(train) + len(validation or ()), ""
     if args.max_steps == 0:
         train, validation = [], validation or train
         found, told = len(validation), " Con --max-steps 0 no se entrena: no se aparta ninguna."
+        if asked := sum(not example.answers for example in validation):
+            told += f" Sin respuesta con que comparar, y sin puntuar: {counted(asked, 'pregunta')}."
     elif validation is None:
         train, validation = squad.split(train, args.max_val_examples or len(train) // 10, CHOICE_SEED, problems)
         told = " Las de validar se han sacado de las de entrenar, por párrafos enteros."
@@ -191,8 +193,8 @@ def score(args, dist, task):
     metrics = evaluation()
     described = {**metrics, "model": args.model, "dataset": args.dataset}
     finetune.save_model(args.output, dist, task, None, described, evaluation.answers)
-    dist.print(f"Puntuación de {args.model}: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de "
-               f"validación {metrics['val_loss']:.4f}. predictions.json y metrics.json en {args.output}.")
+    dist.print(f"Puntuación de {args.model}: {finetune.in_words(metrics)}. predictions.json y metrics.json en "
+               f"{args.output}.")
     dist.barrier()
     return EXIT_OK
 
@@ -262,11 +264,9 @@ def finish(args, dist, task, run, evaluation, request, checkpointer):
         described = {**metrics, "arguments": output.plain_arguments(args)}  # for output.other_run
         finetune.save_model(args.output, dist, task, run.module, described, evaluation.answers,
                             checkpointer.named())
-    dist.print(f"Al final: EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
-               f"{metrics['val_loss']:.4f}. Modelo y predictions.json en {args.output}.")
+    dist.print(f"Al final: {finetune.in_words(metrics)}. Modelo y predictions.json en {args.output}.")
     if best := evaluation.best:
-        dist.print(f"El mejor por pérdida de validación: EM {best['exact_match']:.2f}, F1 {best['f1']:.2f}, pérdida "
-                   f"{best['val_loss']:.4f}; en {evaluation.folder}.")
+        dist.print(f"El mejor por pérdida de validación: {finetune.in_words(best)}; en {evaluation.folder}.")
     dist.print(f"Pruébelo: python train_distributed.py --model {shlex.quote(args.output)} --dataset mis_preguntas.json "
                "--max-steps 0")
     return 0

@@ -112,7 +112,8 @@ def make_reporter(args, dist, task, steps, precision):
 class Evaluation:
     """Measures val_loss, EM and F1 of the validation questions; to be called on all ranks, with the StopRequest, if
     any, by which they abandon it. The best model by val_loss is kept in the folder `best` of --checkpoint-dir. metrics,
-    answers: of the last call, empty where that was abandoned; the answers on rank 0 alone.
+    answers: of the last call, empty where that was abandoned; the answers on rank 0 alone. Without
+    a question that has an answer to compare with there are no metrics.
 
     first: the step that this run goes on from, None where none is taken: then no best model is looked for or kept. One
     that does not lead there, because it is of another run or of later steps, is moved aside. clock: the run's Clock.
@@ -154,8 +155,8 @@ class Evaluation:
         nats, count = self.dist.sum(losses)
         parts = self.dist.gather_objects(logits)
         scores = self.dist.run_on_main(lambda: self._score({number: row for part in parts for number, row in part}))
-        self.metrics = {"val_loss": nats / count, **scores}
-        known, loss = self.best["val_loss"] if self.best else math.nan, self.metrics["val_loss"]
+        self.metrics = {"val_loss": nats / count, **scores} if count else {}
+        known, loss = self.best["val_loss"] if self.best else math.nan, self.metrics.get("val_loss", math.nan)
         if self.folder and math.isfinite(loss) and (math.isnan(known) or loss < known):
             self.best = {**self.metrics, "step": self.clock.step}
             save_model(self.folder, self.dist, self.task, self.module, self.best)
@@ -163,7 +164,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _forward(self, request):
-        """((summed loss, windows), [(number of a window, its logits [T, 2])]) of this rank's share."""
+        """((summed loss, windows that count), [(number of a window, its logits [T, 2])]) of this rank's share."""
         features, nats, count, logits = self.task.validation, 0.0, 0, []
         order = np.argsort(features.lengths, kind="stable")
         places = range(self.dist.rank * self.rows, len(order), self.dist.world_size * self.rows)
@@ -174,8 +175,8 @@ class Evaluation:
             with self.precision.autocast():
                 found = self.module(*batch).float()
             if numbers is not None:
-                nats += F.cross_entropy(found, positions, reduction="sum").item() / 2
-                count += len(numbers)
+                nats += F.cross_entropy(found, positions, reduction="sum", ignore_index=squad.UNKNOWN).item() / 2
+                count += int((positions[:, 0] != squad.UNKNOWN).sum())
                 logits += [(number, row[:length]) for number, row, length in zip(
                     numbers.tolist(), found.cpu().numpy(), features.lengths[numbers], strict=True)]
         return (nats, count), logits
@@ -186,6 +187,14 @@ class Evaluation:
                                         [row[:, 1] for row in rows])
         scores = squad.evaluate(self.task.examples, self.answers)
         return {name: scores[name] for name in ("exact_match", "f1")}
+
+
+def in_words(metrics):
+    """The figures of an Evaluation, perhaps none, in Spanish."""
+    if not metrics:
+        return "no hay respuestas con que comparar las suyas"
+    return (f"EM {metrics['exact_match']:.2f}, F1 {metrics['f1']:.2f}, pérdida de validación "
+            f"{metrics['val_loss']:.4f}")
 
 
 def save_model(folder, dist, task, module, metrics, answers=None, named=None):

@@ -1,4 +1,4 @@
-"""Extractive question answering in the format of SQuAD v1.1 (Rajpurkar et al. 2016): data, windows, answers, EM and F1.
+"""Extractive question answering in the formats of SQuAD v1.1 (Rajpurkar et al. 2016): data, windows, answers, EM, F1.
 
     train, validation, problems = open_data("squad")       or a file, a folder, the built-in sample
     found = features(train, tokenizer)                     windows of 384 tokens with the answer's place
@@ -27,15 +27,19 @@ from aura.words import first_of
 SAMPLE = Path(__file__).with_name("squad_sample.json")
 HUB = {"squad": ("rajpurkar/squad", None)}
 GZIP = b"\x1f\x8b"  # its first bytes (RFC 1952)
+SUFFIXES = (".json", ".jsonl")
+UNKNOWN = -1  # where the answer begins and ends in a window, if there is none to compare with
 NOWHERE = -1  # start of an answer that is not where its file says
 MOST_VALIDATION = 5  # of examples that are split, at most one in 5 goes to validation
+BLANK = re.compile(r"[ \t\n\r]*")  # what may stand between values (RFC 8259)
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 KINDS = {list: "una lista", str: "un texto", int: "un número entero"}
 
 
 @dataclass
 class Example:
-    """A question about a context. answers: (text, number of its first character in the context or NOWHERE)."""
+    """A question about a context. answers: (text, number of its first character in the context or NOWHERE); none where
+    it is only asked."""
 
     id: str
     question: str
@@ -78,7 +82,7 @@ class Problems:
                  for reason, count in self.counts.most_common()]
         if self.unread:
             found.append(f"de la carpeta no se usa {first_of(self.unread, 4)}: se entrena con train*.json, y se valida "
-                         "con dev*.json o val*.json")
+                         "con dev*.json o val*.json (o .jsonl)")
         return found
 
 
@@ -89,13 +93,13 @@ class _Unusable(Exception):
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
 
-def open_data(name):
+def open_data(name, unanswered=False):
     """(training examples, validation examples or None, Problems) of what is called `name`.
 
-    name: a file, a folder with train*.json and dev*.json (or val*.json), 'muestra' for the built-in sample, 'squad' or
-    owner/name[:configuration] on the Hub. Where there are validation examples, training examples whose answer cannot
-    be found are left out; otherwise split() does that. Raises UserError for what cannot be read, and where no question
-    is left.
+    name: a file, a folder with train*.json and dev*.json (or val*.json; or .jsonl), 'muestra' for the built-in sample,
+    'squad' or owner/name[:configuration] on the Hub. unanswered: questions without answers are wanted too, to be asked.
+    Where there are validation examples, and answers are needed, training examples whose answer cannot be found are left
+    out; otherwise split() does that. Raises UserError for what cannot be read, and where no question is left.
     """
     named = f"--dataset {name!r}"
     path, on_hub = find(name, named)
@@ -105,33 +109,37 @@ def open_data(name):
     problems = Problems()
     if path.is_dir():
         try:
-            files = [_only(path, "train*.json"), _only(path, "dev*.json", "val*.json")]
-            problems.unread = sorted(file.name for file in path.glob("[!.]*.json") if file not in files)
+            files = [_only(path, "train"), _only(path, "dev", "val")]
+            problems.unread = sorted(file.name for file in path.glob("[!.]*.json*")
+                                     if file.suffix in SUFFIXES and file not in files)
         except OSError as problem:
             raise UserError(f"{named}: no se puede leer {problem.filename!r} ({explain(problem)}); corrija sus "
                             "permisos") from problem
         if files[0] is None:
             raise UserError(f"{named}: la carpeta no contiene ningún train*.json con las preguntas; "
                             "cópielo ahí, o indique el fichero o la carpeta que lo tiene")
-        parts = [file and _examples(_from_file(file, problems), problems, file) for file in files]
+        parts = [file and _examples(_from_file(file, problems), problems, file, unanswered) for file in files]
     elif path.exists():
-        parts = [_examples(_from_file(path, problems), problems, path), None]
+        parts = [_examples(_from_file(path, problems), problems, path, unanswered), None]
     elif name in HUB or on_hub:
-        parts = _from_hub(*(HUB.get(name) or on_hub.groups()), problems)
+        parts = _from_hub(*(HUB.get(name) or on_hub.groups()), problems, unanswered)
     else:
         raise UserError(f"{named}: no existe; use {SAMPLE_NAME}, {', '.join(HUB)}, otro nombre del Hub como "
                         "propietario/nombre, o la ruta de un .json de SQuAD v1.1 o de una carpeta con train*.json y "
                         "dev*.json")
     train, validation = parts
-    return (train, None, problems) if validation is None else (_trainable(train, name), validation, problems)
+    if validation is not None and not unanswered:
+        train = _trainable(train, name)
+    return train, validation, problems
 
 
 def read(path):
-    """(examples, Problems) of a file in the format of SQuAD v1.1, or with flat questions as the elements of "data".
+    """(examples, Problems) of a file in the format of SQuAD v1.1, or of questions with their context beside them: the
+    elements of "data" or of a list, or one a line.
 
     Left out and counted: records without what they should have, repeated ids, questions without answers (v2's too).
     Only counted: answers that are not where they say; they remain for evaluation. Raises UserError for a file that
-    cannot be read, is not JSON, has no "data", or in which no question is left.
+    cannot be read, is not JSON, has no such elements, or in which no question is left.
     """
     problems = Problems()
     return _examples(_from_file(Path(path), problems), problems, path), problems
@@ -178,23 +186,23 @@ def _trainable(examples, source="los datos"):
     return usable
 
 
-def _only(folder, *patterns):
-    """The file of `folder` with such a name, None where there is none; raises UserError where there are several."""
+def _only(folder, *beginnings):
+    """The file of `folder` whose name begins so, None where there is none; raises UserError where there are several."""
     found = sorted(file for file in folder.iterdir()  # glob would pass over a folder that may not be read
-                   if any(map(file.match, patterns)) and file.is_file())
+                   if file.name.startswith(beginnings) and file.suffix in SUFFIXES and file.is_file())
     if len(found) > 1:
-        raise UserError(f"la carpeta {str(folder)!r} tiene más de un {patterns[0]}: deje solo uno de "
+        raise UserError(f"la carpeta {str(folder)!r} tiene más de un {beginnings[0]}*.json: deje solo uno de "
                         f"{', '.join(file.name for file in found)}")
     return found[0] if found else None
 
 
-def _examples(records, problems, source):
-    """The usable ones of `records`, (where, context, question) each, in order."""
+def _examples(records, problems, source, unanswered=False):
+    """The usable ones of `records`, (where, context, question) each, in order. unanswered: those to be asked too."""
     examples = {}
     for where, context, record in records:
         with problems.noting(where):
             example = _example(context, record, lambda where=where: problems.add(
-                "una respuesta no está donde dice answer_start: no se entrena con ella", where))
+                "una respuesta no está donde dice answer_start: no se entrena con ella", where), unanswered)
             if example.id in examples:
                 raise _Unusable("el id ya es de otra pregunta: esta no se usa")
             examples[example.id] = example
@@ -205,15 +213,16 @@ def _examples(records, problems, source):
     return list(examples.values())
 
 
-def _example(context, record, misplaced):
-    """The Example of one element of "qas"; calls `misplaced` for each answer that is not where it says."""
+def _example(context, record, misplaced, unanswered):
+    """The Example of one element of "qas"; calls `misplaced` for each answer that is not where it says. unanswered: it
+    may be without any."""
     if isinstance(record, dict) and record.get("is_impossible"):
         raise _Unusable("pregunta sin respuesta posible (SQuAD v2), que no se admite: no se usa")
     if not context.strip():
         raise _Unusable("párrafo vacío: la pregunta no se usa")
     name, question = _take(record, "id", str), _take(record, "question", str)
     answers = []
-    for answer in _take(record, "answers", list):
+    for answer in [] if unanswered and record.get("answers") is None else _take(record, "answers", list):
         text, start = _take(answer, "text", str), _take(answer, "answer_start", int)
         if not text.strip():
             raise _Unusable("respuesta vacía: la pregunta no se usa")
@@ -221,7 +230,7 @@ def _example(context, record, misplaced):
             misplaced()
             start = NOWHERE
         answers.append((text, start))
-    if not answers:
+    if not answers and not unanswered:
         raise _Unusable("pregunta sin respuestas: no se usa")
     return Example(name, question, context, answers)
 
@@ -250,7 +259,7 @@ def _from_file(path, problems):
         text = path.read_text(encoding="utf-8-sig")
         if not text.strip():
             raise UserError(f"{str(path)!r}: el fichero está vacío; vuelva a descargarlo")
-        articles = _take(json.loads(text), "data", list)
+        place, articles = _articles(text, path.name)
     except OSError as problem:
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
                         ) from problem
@@ -259,10 +268,6 @@ def _from_file(path, problems):
             raise UserError(f"{str(path)!r}: está comprimido con gzip; descomprímalo antes (gunzip)") from problem
         raise UserError(f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
     except json.JSONDecodeError as problem:
-        first = problem.doc[:problem.pos].strip()
-        if problem.msg == "Extra data" and first[0] == problem.doc[problem.pos] == "{" and "\n" not in first:
-            raise UserError(f"{str(path)!r}: parece JSON por líneas, y se espera el formato de SQuAD v1.1, un solo "
-                            "objeto con una lista «data»; conviértalo o indique otro") from problem
         raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "
                         "corríjalo o vuelva a descargarlo") from problem
     except (ValueError, RecursionError) as problem:
@@ -270,28 +275,41 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}: no es JSON que se pueda leer ({why}); corríjalo o vuelva a descargarlo"
                         ) from problem
     except _Unusable as problem:
-        raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data»; "
-                        "conviértalo o indique otro") from problem
+        raise UserError(f"{str(path)!r}: no tiene el formato de SQuAD v1.1, un objeto con una lista «data», ni una "
+                        "pregunta por línea; conviértalo o indique otro") from problem
     for a, article in enumerate(articles):
-        place = f"{path.name}: data[{a}]"
-        with problems.noting(place):
-            if isinstance(article, dict) and "context" in article:
-                yield place, *_from_row(article)
+        with problems.noting(f"{place}[{a}]"):
+            if isinstance(article, dict) and (
+                    "context" in article or place == path.name and "paragraphs" not in article):
+                yield f"{place}[{a}]", *_from_row(article)
                 continue
             for p, paragraph in enumerate(_take(article, "paragraphs", list)):
-                where = f"{place}.paragraphs[{p}]"
+                where = f"{place}[{a}].paragraphs[{p}]"
                 with problems.noting(where):
                     context = _take(paragraph, "context", str)
                     for q, record in enumerate(_take(paragraph, "qas", list)):
                         yield f"{where}.qas[{q}]", context, record
 
 
-def _from_hub(repository, configuration, problems):
+def _articles(text, name):
+    """(what they are called, the elements of "data") of a text of JSON. Questions in a list, or one after another as
+    JSON Lines has them, are such elements too, called as the file is."""
+    values, at = [], 0
+    while (at := BLANK.match(text, at).end()) < len(text):
+        value, at = json.JSONDecoder().raw_decode(text, at)
+        values.append(value)
+    if len(values) > 1 or isinstance(values[0], dict) and "context" in values[0]:
+        return name, values
+    (whole,) = values
+    return (name, whole) if isinstance(whole, list) else (f"{name}: data", _take(whole, "data", list))
+
+
+def _from_hub(repository, configuration, problems, unanswered):
     """[training, validation or None] examples of a data set on the Hub with the columns of `rajpurkar/squad`."""
     with hub.reading(repository, "preguntas", "un .json de SQuAD v1.1") as datasets:
         tables = dict(datasets.load_dataset(repository, configuration))
     names = ["train", "validation"] if "train" in tables else sorted(tables)[:1]
-    parts = [_examples(_from_table(tables[name], f"{repository}: {name}", problems), problems, repository)
+    parts = [_examples(_from_table(tables[name], f"{repository}: {name}", problems), problems, repository, unanswered)
              for name in names if name in tables]
     return [*parts, None][:2]
 
@@ -307,10 +325,11 @@ def _from_table(table, name, problems):
 def _from_row(row):
     """(context, question as an element of "qas") of one with its context beside it, as the Hub's tables have it and the
     files of one's own that transformers' run_qa reads."""
-    answers = row.get("answers") if isinstance(row.get("answers"), dict) else {}
-    pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
-    record = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
-    return _take(row, "context", str), record
+    context, answers = _take(row, "context", str), row.get("answers")
+    if isinstance(answers, dict):
+        pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
+        row = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
+    return context, row
 
 
 # ---- Windows --------------------------------------------------------------------------------------------------------
@@ -323,8 +342,8 @@ class Features:
     ids: int32 [tokens], window i is ids[offsets[i]:offsets[i + 1]]. offsets: int64 [windows + 1]. Then int32 [windows]:
     example: number of its example, never falling. context_at: position of its first context token; the token type is 0
     before it and 1 from there on. start, end: positions of the answer's first and last token, both 0, [CLS], where the
-    answer is not whole inside. [max_from, max_to): the positions of the tokens around which this window shows more
-    context than any other.
+    answer is not whole inside, and UNKNOWN where there is none. [max_from, max_to): the positions of the tokens around
+    which this window shows more context than any other.
     first_token: int64 [windows], number of its first context token in char_starts and char_ends: int32 [tokens of all
     distinct contexts], offsets of each into its context.
     """
@@ -377,7 +396,7 @@ def features(examples, tokenizer, max_len=384, stride=128, question_len=64):
         for first, (low, high) in zip(firsts, _maximum_contexts(firsts, size, len(ids)), strict=True):
             part = ids[first:first + size]
             whole = answer and first <= answer[0] and answer[1] < first + size
-            place = [at + token - first for token in answer] if whole else [0, 0]
+            place = [at + token - first for token in answer] if whole else [0 if example.answers else UNKNOWN] * 2
             pieces += [cls, question, sep, part, sep]
             rows.append((number, at, *place, at + low, at + high, base + first, at + len(part) + 1))
     columns = np.array(rows, np.int64).reshape(-1, 8).T
@@ -493,10 +512,12 @@ def _text(context, start, end):
 def evaluate(examples, answers):
     """{"exact_match", "f1": percentages, "total": questions, "missing": those without an answer, which count as 0}.
 
-    answers: {id: text}. As SQuAD v1.1's official script: texts are compared in lower case, without ASCII punctuation
-    and without the English articles, in Spanish too; of several right answers the best match counts.
+    answers: {id: text}. Questions with nothing to compare with do not count. As SQuAD v1.1's official script: texts are
+    compared in lower case, without ASCII punctuation and without the English articles, in Spanish too; of several right
+    answers the best match counts.
     """
     exact, f1, missing = 0.0, 0.0, 0
+    examples = [example for example in examples if example.answers]
     for example in examples:
         if example.id not in answers:
             missing += 1

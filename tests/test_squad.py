@@ -114,16 +114,50 @@ def test_questions_may_be_flat_and_stand_among_articles(tmp_path):
         "1 vez: falta «text», o no es una lista: no se usa (la primera, mías.json: data[2])",
         "1 vez: pregunta sin respuestas: no se usa (la primera, mías.json: data[1])",
         "1 vez: una respuesta no está donde dice answer_start: no se entrena con ella (la primera, mías.json: data[0])"]
+    # As datasets' to_json writes them, and as a list.
+    rows = [flat, {**flat, "id": "b", "answers": [{"text": "Ana", "answer_start": 0}]},
+            *document(question("c"))["data"]]
+    for text in ("\n".join(map(json.dumps, rows)), json.dumps(rows, indent=1)):
+        examples, problems = squad.read(write(tmp_path / "mías.json", text))
+        assert [(e.id, e.answers) for e in examples] == [
+            ("a", [("Soria", 12), ("Ana", -1)]), ("b", [("Ana", 0)]), ("c", [("Soria", 12)])]
+        assert [line[-20:] for line in problems.lines()] == ["primera, mías.json[0])"[-20:]]
+    (example,), _ = squad.read(write(tmp_path / "una.jsonl", json.dumps(flat)))
+    assert example.id == "a"
+
+
+def test_questions_may_be_asked_that_nobody_has_answered(tmp_path, tokenizer):
+    """Where they are not trained on: they have windows and answers, and count in no figure."""
+    flat = {"context": CONTEXT, "question": "¿Dónde?"}
+    rows = [{"id": "a", **flat}, {"id": "b", **flat, "answers": {"text": [], "answer_start": []}},
+            {"id": "c", **flat, "answers": {"text": ["Soria"], "answer_start": [12]}},
+            {"id": "d", **flat, "answers": 3}]
+    path = write(tmp_path / "mías.jsonl", "\n".join(map(json.dumps, rows)))
+    examples, validation, problems = squad.open_data(str(path), unanswered=True)
+    assert [e.id for e in examples] == ["a", "b", "c"] and validation is None
+    assert problems.lines() == ["1 vez: falta «answers», o no es una lista: no se usa (la primera, mías.jsonl[3])"]
+    found = squad.features(examples, tokenizer)
+    assert found.start.tolist()[:2] == found.end.tolist()[:2] == [squad.UNKNOWN] * 2 and found.start[2] > 0
+    assert squad.evaluate(examples, {"a": "x", "b": "y", "c": "Soria"}) == {
+        "exact_match": 100, "f1": 100, "total": 1, "missing": 0}
+    (tmp_path / "mías.jsonl").rename(tmp_path / "dev.jsonl")
+    write(tmp_path / "train.jsonl", json.dumps(rows[0]))
+    train, validation, _ = squad.open_data(str(tmp_path), unanswered=True)
+    assert len(train) == 1 and len(validation) == 3
+    with pytest.raises(UserError, match="train.jsonl': ninguna pregunta .* falta «answers»"):
+        squad.open_data(str(tmp_path))
 
 
 @pytest.mark.parametrize(("content", "message"), [
     ("", "el fichero está vacío"),
     ('{"data": [}', "línea 1, columna 11: no es JSON válido"),
     ('{"data":\n [1,\n', "línea 3, columna 1: no es JSON válido"),
-    ('{"data":\n []}\n{}', "línea 3, columna 1: no es JSON válido"),
+    ('{"data":\n []}\nx', "línea 3, columna 1: no es JSON válido"),
     ('{"data": []}}', "línea 1, columna 13: no es JSON válido"),
-    ('{"id": "a"}\n{"id": "b"}\n', "parece JSON por líneas, y se espera el formato de SQuAD v1.1, un solo objeto"),
-    ("[]", "no tiene el formato de SQuAD v1.1, un objeto con una lista «data»; conviértalo o indique otro"),
+    ('{"id": "a"}\n\n {"id": \n', "línea 4, columna 1: no es JSON válido"),
+    ('{"id": "a"}\n[]\n', "ninguna pregunta que se pueda usar .1 vez: falta «context», .* .la primera, mal.json.0.."),
+    ("[]", "ninguna pregunta que se pueda usar .está vacío"),
+    ("7", "no tiene el formato de SQuAD v1.1, un objeto con una lista «data», ni una pregunta por línea; conviértalo"),
     ('{"data": {}}', "no tiene el formato de SQuAD v1.1"),
     ('{"data": []}', "ninguna pregunta que se pueda usar .está vacío"),
     ("[" * 100_000, "no es JSON que se pueda leer .demasiados niveles.; corríjalo"),
@@ -178,7 +212,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
         write(tmp_path / name, document(question(name)))
     assert squad.open_data(str(tmp_path))[2].lines() == [
         "de la carpeta no se usa otro.json y test.json: se entrena con train*.json, y se valida con dev*.json o "
-        "val*.json"]
+        "val*.json (o .jsonl)"]
     (tmp_path / "test.json").rename(tmp_path / "val.json")
     (tmp_path / "otro.json").rename(tmp_path / "LÉEME.md")
     assert squad.open_data(str(tmp_path))[2].lines() == []

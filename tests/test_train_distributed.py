@@ -20,6 +20,7 @@ from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import bert
 from aura.output import other_run
+from aura.words import counted
 from tests.support import ROOT, Process, run, run_ranks
 
 SCRIPT = ROOT / "train_distributed.py"
@@ -389,6 +390,29 @@ def test_without_a_step_validation_questions_that_come_apart_are_scored_and_no_o
         assert script.main() == 0
         assert len(json.loads((tmp_path / "respuestas" / "predictions.json").read_text())) == count
         assert ("Sin usar" in (said := capsys.readouterr().out)) == bool(more) and "en ./respuestas." in said
+        assert "Sin respuesta" not in said
+
+
+def test_questions_that_nobody_has_answered_are_asked_and_change_no_figure(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    known = squad.some(squad.read(squad.SAMPLE)[0], 6)
+    rows = [{"id": e.id, "context": e.context, "question": e.question} for e in known]
+    answered = [{**row, "answers": {"text": [e.answers[0][0]], "answer_start": [e.answers[0][1]]}}
+                for row, e in zip(rows, known, strict=True)]
+    figures = []
+    for scored, asked in ((answered[:4], []), (answered[:4], rows[4:]), ([], rows)):
+        (tmp_path / "mías.jsonl").write_text("\n".join(map(json.dumps, scored + asked)))
+        monkeypatch.setattr("sys.argv", [str(SCRIPT), "--model", str(runs["one"][0] / "bert_squad"), "--dataset",
+                                         "mías.jsonl", "--max-steps", "0", "--batch-size", "1"])
+        assert script.main() == 0
+        said = capsys.readouterr().out
+        assert f"{len(scored + asked)} para validar" in said
+        assert (f"sin puntuar: {counted(len(asked), 'pregunta')}." in said) == bool(asked), said
+        assert ("no hay respuestas con que comparar" in said) == (not scored)
+        assert len(json.loads((tmp_path / "respuestas" / "predictions.json").read_text())) == len(scored + asked)
+        metrics = json.loads((tmp_path / "respuestas" / "metrics.json").read_text())
+        figures.append([metrics.get(name) for name in ("val_loss", "exact_match", "f1")])
+    assert figures[1] == [pytest.approx(figures[0][0]), *figures[0][1:]] and figures[2] == [None] * 3
 
 
 def test_the_next_step_is_told_in_the_end(runs):
