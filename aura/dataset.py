@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,8 @@ from aura.words import counted, duration, first_of
 FORMAT = 1
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
-# As others call, without its endings, a text that is not for training: val, wiki.valid, test_data, validation-00000.
+# As others call, without its endings, a text that is not for training, or its folder: val, wiki.valid, test_data,
+# validation-00000.
 HELD_OUT = re.compile(r"(.*[-_.])?(val|valid|validation|validaci[oó]n|test|dev)([-_.]?\d+|[-_.]data)?")
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
@@ -275,11 +277,18 @@ def _say_files(corpus, note):
     if corpus.unread:
         note(f"Aviso: de la carpeta no se usa {_named(corpus.unread)}: se lee lo que acaba en "
              f"{', '.join(corpora.SUFFIXES)}.")
-    apart = [name for name in map(os.path.basename, corpus.source.get("files", ()))
-             if HELD_OUT.fullmatch(re.sub(r"\.(txt|jsonl)(\.gz)?$", "", name.lower()))]
-    if apart and len(corpus.source["files"]) > len(apart):
+    files = corpus.source.get("files", ())
+    folder = files and os.path.commonpath(map(os.path.dirname, files))
+    apart = [name for name in (os.path.relpath(file, folder) for file in files)
+             if any(map(_held_out, Path(name).parts))]
+    if len(files) > len(apart) > 0:
         note(f"Aviso: también se entrena con {_named(apart)}: los documentos de validación se toman de entre todos; si "
              "esos no son para entrenar, sáquelos de la carpeta.")
+
+
+def _held_out(name):
+    name = unicodedata.normalize("NFC", name).lower()  # a Mac may have written its accents apart
+    return HELD_OUT.fullmatch(re.sub(r"\.(txt|jsonl)(\.gz)?$", "", name))
 
 
 def _named(names):

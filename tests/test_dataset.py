@@ -4,8 +4,10 @@ import errno
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,11 +59,15 @@ def test_files_that_are_left_out_or_that_others_would_keep_for_validation_are_to
     prepare(folder, tmp_path / "Data", note=said.append)
     told = [line for line in said if line.startswith("Aviso")]
     assert len(told) == 2 and "no se usa a.docx, b.docx, c.pdf, d.pdf y 1 más: se lee lo que acaba en .txt, " in told[0]
-    assert "también se entrena con val.txt: " in told[1]
+    assert "también se entrena con sub/val.txt: " in told[1]
+    (folder / "sub" / "val.txt").rename(folder / "sub" / "valor.txt")
+    (folder / "sub").rename(folder / unicodedata.normalize("NFD", "Validación"))
+    prepare(folder, tmp_path / "Data 2", note=said.append)
+    assert re.search("también se entrena con Validación/valor.txt: ", unicodedata.normalize("NFC", "".join(said)))
     (folder / "uno.txt").unlink()
     (folder / "valor.txt").unlink()  # then all that there is is called so
     prepare(folder, tmp_path / "Data", note=said.append)
-    assert sum("también se entrena" in line for line in said) == 1
+    assert sum("también se entrena" in line for line in said) == 2
 
 
 def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path):
