@@ -353,14 +353,16 @@ def _grid(rows):
             *lines[1:]]
 
 
-def _recipe_apart(runs):
-    """A function like those of WARNED, whose value is what of its recipe a run does not share with all of `runs`."""
+def _apart_in(field, runs):
+    """A function like those of WARNED, whose value is what a run does not share with all of `runs` of a dict, its
+    `field`."""
     values = {}
     for run in runs:
-        for name, value in run.recipe.items():
+        for name, value in getattr(run, field).items():
             values.setdefault(name, set()).add(value)
     differing = [name for name in values if len(values[name]) > 1]
-    return lambda run: ", ".join(f"{name} {run.recipe[name]}" for name in differing if name in run.recipe) or None
+    return lambda run: ", ".join(
+        f"{name} {getattr(run, field)[name]}" for name in differing if name in getattr(run, field)) or None
 
 
 def warnings(runs, base):
@@ -368,7 +370,8 @@ def warnings(runs, base):
     found = []
     if base.processes > 1:
         found.append(f"falta la ejecución de un proceso; la aceleración es frente a {_label(base)}")
-    for what, value, so in (*WARNED, ("la receta", _recipe_apart(runs), f"con otra receta {OTHER_TRAINING}")):
+    for what, value, so in (*WARNED, ("la receta", _apart_in("recipe", runs), f"con otra receta {OTHER_TRAINING}"),
+                            ("la manera de calcular", _apart_in("computing", runs), NOT_ONLY_SIZE)):
         values = {}
         for run in runs:
             if value(run) is not None:

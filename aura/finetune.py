@@ -291,7 +291,9 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stoppe
         **{name: metrics.get(name) for name in ("val_loss", "exact_match", "f1")},
         exit=results.SIGNALLED if stopped else results.COMPLETE,
         versions={**output.versions(), "cuda": torch.version.cuda},
-        weights_crc32=None if task.checksum is None else f"{task.checksum:08x}", recipe=recipe(args, task, run.sync))
+        weights_crc32=None if task.checksum is None else f"{task.checksum:08x}", recipe=recipe(args, task, run.sync),
+        computing={"--attention": args.attention, **{flag: "sí" if given else "no" for flag, given in (
+            ("--compile", args.compile), ("--grad-checkpointing", args.grad_checkpointing))}})
     try:
         return results.save(args.results_dir, result)
     except OSError as problem:  # the training itself is safe

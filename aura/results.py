@@ -22,7 +22,7 @@ COMPLETE, SIGNALLED = "completo", "señal"
 CHOICES = {"strategy": STRATEGIES, "padding": PADDINGS, "exit": (COMPLETE, SIGNALLED)}
 POSITIVE = ("nodes", "processes", "threads", "batch_size", "grad_accum", "global_batch", "steps", "seconds",
             "samples_per_s", "step_s")
-LATER = ("weights_crc32", "recipe")  # files of before do not have these
+LATER = ("weights_crc32", "recipe", "computing")  # files of before do not have these
 BEYOND = 1e30  # no figure of a run is as large, or as small as its inverse; a file that says so is not of one
 
 
@@ -43,7 +43,8 @@ class Result:
     exchange_s: of that exchange alone, nothing overlapping. exact_match, f1: 0..100. exit: COMPLETE or SIGNALLED.
     versions: of aura, torch, python, cuda (None without). finished: ISO 8601, UTC, to the second. weights_crc32: of
     what --model held, in hexadecimal; None where it was random, since with another seed that is the same model.
-    recipe: the values, by name, of what else decides how the model learns; {} where that is not known.
+    recipe: the values, by name, of what else decides how the model learns; {} where that is not known. computing:
+    likewise, of what decides how fast a step is and what memory it takes, and nothing else.
     """
 
     strategy: str
@@ -83,6 +84,7 @@ class Result:
     finished: str = field(default_factory=_now)
     weights_crc32: str | None = None
     recipe: dict[str, float] = field(default_factory=dict)
+    computing: dict[str, str] = field(default_factory=dict)
 
     @property
     def whole(self):

@@ -67,8 +67,8 @@ def test_other_files_are_named_and_skipped(tmp_path):
     values = json.loads(kept.read_text())
     wrong = {"steps": "many", "resumed": 1, "samples_per_s": 0, "seconds": float("nan"), "devices": [], "f1": -1,
              "padding": "none", "versions": {"torch": 2}, "model": "a\nb", "finished": "yesterday", "nodes": 2,
-             "weights_crc32": 1, "recipe": {"lr": "1e-3"}, "precision": None, "parameters": True,
-             "peak_memory_gb": [None]}
+             "weights_crc32": 1, "recipe": {"lr": "1e-3"}, "computing": {"--compile": True}, "precision": None,
+             "parameters": True, "peak_memory_gb": [None]}
     for name, value in wrong.items():
         (tmp_path / f"wrong-{name}.json").write_text(json.dumps(values | {name: value}))
     (tmp_path / "missing.json").write_text(json.dumps({name: values[name] for name in values if name != "f1"}))
@@ -92,7 +92,7 @@ def test_what_was_written_before_is_read_and_compared_with_its_own(tmp_path):
     for number, one in enumerate((run(), run(), run(weights_crc32="0a1b2c3d", recipe={"lr": 3e-5}))):
         values = dataclasses.asdict(one)
         if not one.recipe:
-            del values["weights_crc32"], values["recipe"]
+            del values["weights_crc32"], values["recipe"], values["computing"]
         (tmp_path / f"{number}.json").write_text(json.dumps(values))
     found, notes = results.read(tmp_path)
     assert not notes and [len(runs) for runs in grouped(*found)] == [2, 1]
@@ -168,6 +168,13 @@ def test_repeats_of_another_recipe_are_told_by_what_differs():
     assert len(rows(compare.tabulate([first, again]), compare.MEASURED)) == 1, "it is only told"
     diloco = {"global_batch": 4, "recipe": {**ours, "sync_every": 56}}
     assert warned(first, run("diloco", 2, 2, **diloco)) == "", "what others do not have is no difference"
+
+
+def test_repeats_that_were_computed_otherwise_are_told():
+    first, again = (run(computing={"--compile": compiled, "--attention": "auto"}) for compiled in ("no", "sí"))
+    assert warned(first, again, run()) == (
+        "la manera de calcular no es igual en todas (--compile no: none 1x1; --compile sí: none 1x1); la aceleración "
+        "no se debe solo al número de procesos")
 
 
 def test_the_model_predicts_what_it_says():

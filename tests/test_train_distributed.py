@@ -212,6 +212,7 @@ def test_the_figures_of_each_run_are_left(runs, tmp_path):
         assert result.weights_crc32 is None, "of another seed it is the same model"
         assert result.recipe == {"lr": 1e-3, "min_lr_ratio": 0.0, "warmup_ratio": 0.1, "weight_decay": 0.01,
                                  "grad_clip": 1.0, "ema": 0.0, "dropout": 0.1, "attention_dropout": 0.1}
+        assert result.computing == {"--attention": "auto", "--compile": "no", "--grad-checkpointing": "no"}
     parameters = by_layout["ddp", 2].parameters
     assert by_layout["none", 1].communication_s is None
     tokens = bert.PRESETS["tiny"].vocab_size * bert.PRESETS["tiny"].n_embd  # whose gradient travels by rows
