@@ -201,8 +201,10 @@ def require_room(directory, size):
     """Raise UserError when the disk of `directory` cannot hold one more checkpoint of `size` bytes."""
     free = shutil.disk_usage(directory).free
     if free < size:
+        newest = next(iter(found(directory)), None)  # another folder that lacks it would begin anew
+        other = f"copie {newest.name} a otra carpeta e indíquela" if newest else "indique otra carpeta"
         raise UserError(f"en {str(directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
-                        f"{size / 1e9:.2f} GB: libere espacio o indique otra carpeta con --checkpoint-dir")
+                        f"{size / 1e9:.2f} GB: libere espacio o {other} con --checkpoint-dir")
 
 
 def size_of(parameters, average):

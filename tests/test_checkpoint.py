@@ -386,7 +386,14 @@ def test_a_pipe_called_as_a_checkpoint_is_discarded(tmp_path, capsys):
 
 
 def test_too_little_room_is_said_before_training(tmp_path):
-    with pytest.raises(UserError, match="libere espacio"):
+    with pytest.raises(UserError, match="libere espacio o indique otra carpeta con --checkpoint-dir"):
+        checkpoint.require_room(tmp_path, 10**18)
+
+
+def test_who_has_no_room_to_go_on_is_told_to_take_the_checkpoint_along(tmp_path):
+    for step in (3, 7):
+        checkpoint.path_of(tmp_path, step).touch()
+    with pytest.raises(UserError, match="o copie ckpt-00000007.pt a otra carpeta e indíquela con --checkpoint-dir"):
         checkpoint.require_room(tmp_path, 10**18)
 
 
