@@ -46,8 +46,9 @@ def build_parser():
     group.add_argument("--cluster", action="store_true",
                        help="en la máquina del rango 0: los rangos de todas las máquinas (sin --run: los de ./logs)")
     group.add_argument("--gpus", metavar="N,N,...", help="solo estas GPU (por defecto: todas)")
-    group.add_argument("--disk", type=cli.path, metavar="CARPETA", default="./checkpoints",
-                       help="donde se guardan, o se guardarán, los puntos de control")
+    group.add_argument("--disk", type=cli.path, metavar="CARPETA",
+                       help="donde se guardan, o se guardarán, los puntos de control (por defecto, ./checkpoints; con "
+                            "la --output_dir de train_tensordock.py en --run, esa)")
     group.add_argument("--replay", type=cli.path, metavar="FICHERO",
                        help="en vez de medir, muestra y juzga lo que se grabó con --json")
     group = parser.add_argument_group("cómo se muestra")
@@ -71,6 +72,9 @@ def parse():
         args.gpus = cards(args.gpus)
     if args.cluster and not args.run:
         args.run = "./logs"
+    if args.disk is None:  # train_tensordock.py keeps its checkpoints beside its log, which has this name
+        own = args.run and os.path.exists(os.path.join(args.run, "training_log.csv"))
+        args.disk = args.run if own else "./checkpoints"
     run = args.run and path_called(args.run, f"--run {args.run!r}", "indique el --log-dir del entrenamiento")
     if run and run.exists() and not run.is_dir():
         raise UserError(f"--run {args.run!r} no es una carpeta: indique el --log-dir del entrenamiento")

@@ -83,6 +83,16 @@ def test_piped(tmp_path):
         assert piece in output, output
 
 
+def test_the_disk_of_a_rented_machine_is_the_one_its_run_fills(main):
+    for folder in ("salida", "logs"):
+        os.mkdir(folder)
+    with open("salida/training_log.csv", "w"):
+        pass
+    for words, told in ((["--run", "salida"], "salida"), (["--run", "logs"], "./checkpoints"), ([], "./checkpoints"),
+                        (["--run", "salida", "--disk", "."], ".")):
+        assert f"disco {told}: " in main("--once", *words)[1]
+
+
 def test_a_reader_that_goes_away(tmp_path):
     piped = f"{sys.executable} {SCRIPT} --interval 0.1 | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], cwd=tmp_path, env=environment(), capture_output=True,
