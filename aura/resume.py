@@ -180,6 +180,8 @@ def _require_same_model(state, path, constants, earlier, anew):
         way_out = f"siga con --exit-weights; si no, {way_out}"
     pieces, now_pieces = (each["tokenizer"].numpy().tobytes() for each in (state, constants))
     same_pieces = tokenizers.same_pieces(pieces, now_pieces)
+    if any(not each.startswith("vocab_size=") for each in differing):  # then no tokenizer would do
+        earlier = ()
     if not same_pieces and (file := next((file for file in earlier if _bytes_of(file) == pieces), None)):
         way_out = ("para seguir con este texto, prepárelo con el tokenizador de antes, --tokenizer "
                    f"{shlex.quote(str(file))}; si no, {way_out}")

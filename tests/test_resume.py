@@ -86,6 +86,10 @@ def test_the_tokenizer_of_a_text_that_has_changed_is_named_where_it_is_at_hand(t
     smaller = {**about(b"de ahora"), "config": {"vocab_size": 5}}
     with pytest.raises(UserError, match=r"otro modelo: vocab_size=6 \(ahora 5\); para seguir con este texto, prep"):
         resume._require_same({**about(b"de antes"), "config": {"vocab_size": 6}}, "c.pt", smaller, files_at_hand)
+    deeper = {**about(b"de ahora"), "config": {"vocab_size": 5, "n_layer": 2}}
+    with pytest.raises(UserError, match=r"n_layer=3 \(ahora 2\); use las mismas opciones"):  # another preset
+        resume._require_same({**about(b"de antes"), "config": {"vocab_size": 6, "n_layer": 3}}, "c.pt", deeper,
+                             files_at_hand)
 
 
 def test_the_tokenizers_of_the_prepared_data_are_at_hand(tmp_path):
