@@ -305,6 +305,7 @@ class Checkpointer:
             if holder:
                 path, run, state = further, None, load_unchecked(further) if self.dist.rank == holder else None
         if path is None:
+            self._tell_of_others()
             return None
         own = self._read_own(path, {**setting, "run": run}) if setting and run else None
         if setting and self.dist.sum([own is not None])[0] == self.dist.world_size:
@@ -367,6 +368,16 @@ class Checkpointer:
         every = [(step_of(each), -rank, each) for rank, each in enumerate(self.dist.gather_objects(found_here)) if each]
         _, rank, further = max(every, default=(0, 0, None))
         return further, -rank
+
+    def _tell_of_others(self):
+        """Say so when rank 0's disk has no checkpoint and another's has: machines may have changed places since."""
+        newest = next(map(str, found(self.directory)), None)
+        every = self.dist.gather_objects(newest)
+        rank = next((rank for rank, each in enumerate(every) if each), 0)
+        if rank:
+            self.dist.print("Aviso: se empieza de cero: en la máquina del rango 0 no hay ningún punto de control, pero "
+                            f"en la del rango {rank} está {every[rank]}. Si es de este entrenamiento, pare con Ctrl+C "
+                            "y haga que esa máquina sea la 0, o cópielo a la carpeta de la 0.")
 
     def _read_own(self, path, setting):
         """What this rank wrote itself with the checkpoint `path` in this setting, None where that is not to be had."""

@@ -213,7 +213,9 @@ def test_the_others_wait_for_a_text_as_long_as_it_takes():
 
 
 def test_what_a_survivor_has_saved_is_taken_where_it_is_of_the_same_run_and_further(tmp_path):
-    assert together(3, furthest, tmp_path)[0].splitlines()[-10:] == [
+    *lines, notice, last = together(3, furthest, tmp_path)[0].splitlines()
+    assert "se empieza de cero" in notice and "en la del rango 1 está" in notice and "ckpt-00000006.pt" in notice
+    assert [*lines[-9:], last] == [
         "further: 9 elsewhere", "not further: 9", "another run: 5 elsewhere", "damaged: 6 elsewhere", "asked for: 4",
         "asked for by rank 0: 4", "none saved: 6 elsewhere", "left: 9 elsewhere", "no name: 9 elsewhere",
         "nothing known: None"]
