@@ -299,13 +299,15 @@ class Checkpointer:
             sync["origin"] = self._signed() or sync.get("origin")
             if resume != "auto":  # a path that was given is taken as it is
                 sync.pop("origin", None)
-        path, run, origin = self.dist.broadcast_tree((str(path) if path else None, sync.get("run"), sync.get("origin")))
+        path, run, origin, found_by_us = self.dist.broadcast_tree(
+            (str(path) if path else None, sync.get("run"), sync.get("origin"), resume == "auto"))
         if origin:
             further, holder = self._further(path, origin)
             if holder:
                 path, run, state = further, None, load_unchecked(further) if self.dist.rank == holder else None
+        if found_by_us and not origin:
+            self._tell_of_others(path)
         if path is None:
-            self._tell_of_others()
             return None
         own = self._read_own(path, {**setting, "run": run}) if setting and run else None
         if setting and self.dist.sum([own is not None])[0] == self.dist.world_size:
@@ -369,15 +371,18 @@ class Checkpointer:
         _, rank, further = max(every, default=(0, 0, None))
         return further, -rank
 
-    def _tell_of_others(self):
-        """Say so when rank 0's disk has no checkpoint and another's has: machines may have changed places since."""
-        newest = next(map(str, found(self.directory)), None)
-        every = self.dist.gather_objects(newest)
-        rank = next((rank for rank, each in enumerate(every) if each), 0)
-        if rank:
-            self.dist.print("Aviso: se empieza de cero: en la máquina del rango 0 no hay ningún punto de control, pero "
-                            f"en la del rango {rank} está {every[rank]}. Si es de este entrenamiento, pare con Ctrl+C "
-                            "y haga que esa máquina sea la 0, o cópielo a la carpeta de la 0.")
+    def _tell_of_others(self, path):
+        """Say so when another rank's disk has a checkpoint further than `path`, perhaps None, and rank 0's has not: the
+        machines may have changed places since."""
+        here, reached = list(found(self.directory)), step_of(path) if path else -1
+        every = self.dist.gather_objects(next((str(each) for each in here if step_of(each) > reached), None))
+        known = {each.name for each in here}
+        rank = next((rank for rank, each in enumerate(every) if each and Path(each).name not in known), None)
+        if rank is not None:
+            begins = f"se sigue desde {path}" if path else "se empieza de cero"
+            self.dist.print(f"Aviso: {begins}, aunque en la máquina del rango {rank}, y no en la del 0, está "
+                            f"{every[rank]}. Si es de este entrenamiento, pare con Ctrl+C y haga que esa máquina sea "
+                            "la 0, o cópielo a la carpeta de la 0.")
 
     def _read_own(self, path, setting):
         """What this rank wrote itself with the checkpoint `path` in this setting, None where that is not to be had."""
