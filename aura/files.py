@@ -254,7 +254,8 @@ def require_writable_directory(directory, flag):
         sync_directory(directory)
     except (OSError, UnicodeEncodeError) as problem:
         why = explain(problem) if isinstance(problem, OSError) else "el nombre no está en UTF-8"
-        raise UserError(f"no se puede escribir en {str(directory)!r} ({why}); indique otra carpeta con {flag}"
+        room = "libere espacio o " if getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise UserError(f"no se puede escribir en {str(directory)!r} ({why}); {room}indique otra carpeta con {flag}"
                         ) from problem
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_set_aside_keeps_everything(tmp_path):
     assert files.set_aside([tmp_path / "x"], tmp_path) is None
 
 
-def test_unwritable_places_are_named_with_the_flag(tmp_path):
+def test_unwritable_places_are_named_with_the_flag(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="una parte de la ruta no es una carpeta.*--log-dir"):
         files.require_writable_directory(tmp_path / "file" / "logs", "--log-dir")
@@ -108,6 +109,10 @@ def test_unwritable_places_are_named_with_the_flag(tmp_path):
         files.require_writable_directory("/proc/nada", "--log-dir")
     with pytest.raises(UserError, match="UTF-8.*--log-dir"):
         files.require_writable_directory(tmp_path / "sal\udcf1", "--log-dir")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", Mock(side_effect=full))
+    with pytest.raises(UserError, match="disco.; libere espacio o indique otra carpeta con --log-dir"):
+        files.require_writable_directory(tmp_path, "--log-dir")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
