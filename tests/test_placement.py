@@ -45,6 +45,12 @@ def test_torchrun_inside_slurm_wins():
     assert placement.find(args(), {**SLURM, **TORCHRUN}).source == "torchrun"
 
 
+def test_variables_put_by_hand_inside_slurm_win():
+    by_hand = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
+    place = placement.find(args(), {**SLURM, **by_hand})
+    assert (place.rank, place.world_size, place.source) == (1, 2, "variables de entorno")
+
+
 def test_slurm_with_one_task_is_alone():
     assert not placement.find(args(), {**SLURM, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).grouped
 
@@ -87,7 +93,7 @@ def test_hosts_of_a_job():
     ({"RANK": "a", "WORLD_SIZE": "-3", "MASTER_ADDR": "h"}, ["'a'", "'-3'"]),
     ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR"]),
     ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "h"}, ["WORLD_SIZE", "0"]),
-    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "99999"}, ["99999"]),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "65536"}, ["65536 no es un puerto"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h:29500"}, ["'h:29500'", "MASTER_PORT"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1"}, ["'fd00::1'", "IPv4"]),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "0.0.0.0"}, ["'0.0.0.0' significa"]),
@@ -106,6 +112,7 @@ def test_absurd_values_are_named(env, pieces):
 
 def test_a_lone_process_needs_no_port_but_a_good_one():
     alone = SimpleNamespace(**{**vars(args()), "distributed": True})
+    assert placement.find(args(rank=0, world_size=1, master_addr="fd00::1"), {}).grouped  # whom nobody calls
     assert placement.find(alone, {}).master_port == 0 and placement.find(alone, {"MASTER_PORT": "7"}).master_port == 7
     with pytest.raises(UserError, match="MASTER_PORT.*'abc'"):
         placement.find(alone, {"MASTER_PORT": "abc"})
@@ -144,6 +151,32 @@ def test_a_name_leads_where_its_ipv4_address_does(monkeypatch, answers, problem)
         (socket.AF_INET6 if ":" in address else socket.AF_INET, 1, 6, "", (address, 0)) for address in answers])
     found = placement.name_problem("pc0", own=False)
     assert found.startswith(problem) if problem else found is None
+
+
+def test_machine_0_may_know_its_name_as_loopback_and_a_rehearsal_is_given_it(monkeypatch):
+    """As Debian does (127.0.1.1), where the others are told otherwise."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 0))])
+    assert placement.name_problem("pc0", own=True) is None
+    for name in ("127.0.1.1", "localhost"):
+        assert placement.name_problem(name, own=False) is None
+
+
+def test_a_machine_that_knows_itself_as_loopback_is_reached_by_its_way_to_the_others(monkeypatch):
+    """Or gloo would listen at lo, where nobody comes."""
+    monkeypatch.setattr(placement, "address_towards", lambda *to: {("10.0.0.2", 29500): "10.0.0.1"}[to])
+    for own, reached in (("127.0.1.1", "10.0.0.1"), (None, "10.0.0.1"), ("10.0.0.7", "10.0.0.7")):
+        assert placement.address_among({0: {"address": own}, 1: {"address": "10.0.0.2"}}, 0, 29500) == reached
+
+
+def test_a_port_whose_connection_was_closed_just_now_is_free():
+    """What the same order, given again at once, finds."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # first: this end is the one that has to wait
+            assert client.recv(1) == b""
+    assert placement.port_problem(port, "--master-port ") is None
 
 
 def test_gloo_is_given_whole_names_of_interfaces():
