@@ -79,11 +79,13 @@ def test_one_odd_rank_is_named_and_nothing_else(changes, kind, who, text):
 
 
 def test_what_is_no_trouble():
-    """Equal ranks; data on one alone; different cores; less space where nothing is saved; shared folders."""
+    """Equal ranks; data on one alone; different cores; less space where nothing is saved; shared folders; CPU kernels
+    that a rank with a GPU does not have."""
     healthy = {rank: fact(rank) for rank in range(4)}
+    healthy[1]["kernels"] = "no hay compilador"
     healthy[1]["data"] = healthy[2]["data"] = None
     healthy[3]["processor"] = {"name": "y", "cores": 2, "threads": 2, "nice": 0}
-    healthy[3]["disks"] = disks(free=2e8)
+    healthy[3]["disks"] = disks(free=1.02e8)
     healthy[2]["network"] = {"interface": "lo", "wrong": [], "mtu": 65536, "kind": "loopback", "speed_mbit": None}
     assert verdict.compare(healthy) == []
 
@@ -110,6 +112,15 @@ def test_each_folder_that_cannot_be_written_is_named_and_a_full_disk_once():
     assert len(found) == 2 and "'f1' (--checkpoint-dir)" in found[0] and "'f2' (--data-dir)" in found[1]
     full = [{**disk, "free": 0, "problem": "no queda espacio"} for disk in here]
     assert len(verdict.compare({0: fact(0, disks=full)})) == 1
+    assert len(verdict.compare({rank: fact(rank, host="pc", disks=full) for rank in range(2)})) == 2
+
+
+@pytest.mark.parametrize("rank, data, remedy", [
+    (0, {"sha256": "d2"}, "el rango 0 reparte los suyos"), (1, {"sha256": "d2"}, "se sustituirán por los del rango 0"),
+    (1, {"sha256": "d2", "name": "otro"}, "junto a estos, que no se usarán")])
+def test_what_becomes_of_other_data_is_told(rank, data, remedy):
+    (found,) = verdict.compare({0: fact(0), 1: fact(1), 2: fact(2), rank: fact(rank, data=data)})
+    assert remedy in found.remedy
 
 
 def test_what_the_group_shows():
@@ -125,7 +136,8 @@ def test_what_the_group_shows():
     assert kinds({0: {**well, "reason": "lost"}, 1: well}) == []  # rank 2 fell silent, which is told elsewhere
     assert kinds({rank: {**well, "fallback": "la prueba falló"} for rank in range(3)}) == [("backend",
                                                                                           "todos los rangos")]
-    assert not list(verdict.group({0: {**well, "fallback": "sin NCCL"}}, peers, {0: fact(0, gpu=None)}))
+    mixed = {0: fact(0), 1: fact(1, gpu=None)}  # gloo is the only one there is
+    assert not list(verdict.group({0: {**well, "fallback": "sin NCCL"}}, peers, mixed))
 
 
 def test_a_version_that_does_not_say_its_number_of_processes_is_not_judged():
