@@ -108,6 +108,16 @@ def test_only_the_first_rank_of_each_machine_measures_and_a_rank_that_never_came
     assert abs(seen.clocks[2][0]) < 0.1
 
 
+def test_another_program_is_not_taken_for_a_leader():
+    with wire.Desk(0, "127.0.0.1") as desk, wire.Desk(1, "127.0.0.1") as other:
+        assert other.dial(0, {**desk.card, "token": "00" * 8}) and not desk.accepted
+        assert other.dial(0, desk.card) is None and list(desk.accepted) == [1]
+    with socket.create_server(("127.0.0.1", 0)) as server, wire.Desk(0, "127.0.0.1") as desk:
+        threading.Thread(target=lambda: server.accept()[0].sendall(b"220 smtp"), daemon=True).start()
+        card = {"address": "127.0.0.1", "port": server.getsockname()[1], "token": "00" * 8}
+        assert desk.dial(1, card) == "contesta otro programa"
+
+
 def test_a_machine_that_stops_answering_is_silent_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(links, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(wire, "CONNECT_SECONDS", 0.3)
