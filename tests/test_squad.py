@@ -300,6 +300,14 @@ def test_split_keeps_paragraphs_together(examples):
         squad.split(examples[:1], 1)
 
 
+def test_some_are_spread_over_all_and_in_their_order():
+    numbers = list(range(100))
+    chosen = squad.some(numbers, 30)
+    assert chosen == sorted(set(chosen)) == squad.some(numbers, 30) and len(chosen) == 30
+    assert min(chosen) < 10 and max(chosen) >= 90
+    assert squad.some(numbers, 0) == numbers
+
+
 def test_split_tells_why_the_other_questions_are_not_used(tmp_path):
     only, problems = squad.read(write(tmp_path / "id.json", document(question("a"), question("a"))))
     with pytest.raises(UserError, match="solo se puede usar una .1 vez: el id ya es de otra.*; corríjalo, dé más"):
