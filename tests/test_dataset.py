@@ -16,6 +16,7 @@ import pytest
 
 from aura import corpus, dataset, files
 from aura.errors import UserError
+from aura.shards import ShardWriter
 from tests.support import ROOT, Process, corpus_text
 
 
@@ -74,15 +75,26 @@ def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path)
     data_dir = tmp_path / "Data"
     first = prepare(book, data_dir)
     assert prepare(book, data_dir).meta["prepared_at"] == first.meta["prepared_at"]
-    assert prepare(book, data_dir, vocab_size=380).vocab_size == 380
+    other = prepare(book, data_dir, vocab_size=380)
+    assert other.vocab_size == 380
+    model = tmp_path / "otro.model"
+    model.write_bytes(other.load_tokenizer().model)
     book.write_text(corpus_text(70), encoding="utf-8")
-    assert prepare(book, data_dir, vocab_size=380).meta["source"]["bytes"] == [book.stat().st_size]
+    again = prepare(book, data_dir, vocab_size=380)
+    assert again.meta["source"]["bytes"] == [book.stat().st_size]
+    mine = prepare(book, data_dir, tokenizer_path=model)
+    assert mine.load_tokenizer().model == model.read_bytes()
+    fraction = {"tokenizer_path": model, "val_fraction": 0.5}
+    halved = prepare(book, data_dir, **fraction)
+    assert halved.tokens("val") > mine.tokens("val") and halved.sha256 != mine.sha256
+    assert prepare(book, data_dir, **fraction, max_tokens=5000).tokens("train") <= 5000
 
 
 def test_data_that_a_training_reads_are_not_replaced(book, tmp_path):
     first = prepare(book, tmp_path / "Data")
     first.hold()
     first.hold()  # as each process does
+    os.close(files.lock(first.directory, shared=True))  # which need not wait for each other
     assert prepare(book, tmp_path / "Data").sha256 == first.sha256
     with pytest.raises(UserError, match="está entrenando con los datos de '.*/Data/libro', que se .* otra --data-dir$"):
         prepare(book, tmp_path / "Data", vocab_size=380)
@@ -173,6 +185,7 @@ def test_where_a_document_falls_never_changes():
     for fraction, wanted in ((None, "c"), (0.4, "ac"), (0.999, "abc")):
         threshold = dataset.validation_threshold(few, fraction)
         assert sorted(text for text in set(few.documents()) if dataset.document_share(text) < threshold) == [*wanted]
+        assert {*dataset.training_documents(few, threshold)} == {*few.documents()} - {*wanted}
 
 
 @pytest.mark.parametrize("content", ["", " \n\n \n", "\0" * 5000, "\0\0\n" * 9])
@@ -237,6 +250,10 @@ def test_a_whole_shard_of_other_data_is_found(book, tmp_path):
     found = prepare(book, tmp_path / "Data", vocab_size=350)
     path = found.shards("train")[0]
     path.write_bytes(found.shards("val")[0].read_bytes())
+    with pytest.raises(UserError, match=r"train-00000\.bin.*es de otros datos: prepare los datos de nuevo"):
+        found.verify()
+    with ShardWriter(found.directory, "train", found.vocab_size) as writer:
+        writer.write(np.zeros(found.tokens("train"), np.int64))  # as many of them
     with pytest.raises(UserError, match=r"train-00000\.bin.*es de otros datos: prepare los datos de nuevo"):
         found.verify()
 
