@@ -104,11 +104,37 @@ def test_data_that_a_training_reads_are_not_replaced(book, tmp_path):
         first.hold()
 
 
+def test_data_that_a_training_began_to_read_meanwhile_are_not_replaced(book, tmp_path, monkeypatch):
+    first, real = prepare(book, tmp_path / "Data"), dataset._encode
+
+    def encode(*words):
+        first.hold()
+        return real(*words)
+
+    monkeypatch.setattr(dataset, "_encode", encode)
+    with pytest.raises(UserError, match="está entrenando con los datos de"):
+        prepare(book, tmp_path / "Data", vocab_size=380)
+    assert dataset.read(first.directory).sha256 == first.sha256
+
+
+def test_data_whose_pieces_are_not_accepted_replace_nothing(book, tmp_path):
+    first = prepare(book, tmp_path / "Data")
+
+    def refuse(tokenizer):
+        raise UserError(f"{tokenizer.vocab_size} piezas")
+
+    with pytest.raises(UserError, match="^380 piezas$"):
+        prepare(book, tmp_path / "Data", vocab_size=380, accept=refuse)
+    assert dataset.read(first.directory).sha256 == first.sha256
+
+
 def test_max_tokens_is_exact(book, tmp_path):
     found = prepare(book, tmp_path / "Data", max_tokens=5001)
     files = [path for split in ("train", "val") for path in found.shards(split)]
     assert sum(path.stat().st_size - 64 for path in files) == 2 * 5001
     assert found.tokens("train") + found.tokens("val") == 5001
+    ends = sum(np.sum(np.fromfile(path, np.uint16, offset=64) == found.load_tokenizer().eos_id) for path in files)
+    assert sum(split["documents"] for split in found.meta["splits"].values()) - ends in (0, 1)  # none of the others
 
 
 @pytest.mark.parametrize("most, total", [(None, 4000), (500, 1000), (100_000, 4000)])
