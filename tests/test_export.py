@@ -580,13 +580,15 @@ def test_a_description_of_endless_brackets_is_a_damaged_one(model, tokenizer, tm
 
 def test_pieces_that_colour_the_terminal_are_written_out(model, tokenizer, tmp_path, monkeypatch, capsys):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
-    monkeypatch.setattr(sampling, "write", lambda *_, **__: ("a\x1b[2Jb", 1))
-    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path)])
+    seeds = []
+    monkeypatch.setattr(sampling, "write", lambda *_, **given: seeds.append(given["seed"]) or ("a\x1b[2Jb", 1))
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--seed", "7", "--num-samples", "3"])
     generate.main()
+    assert seeds == [7, 8, 9]  # or all texts would be one
     assert capsys.readouterr().out.startswith("a\\x1b[2Jb\n")
 
 
-def test_generating_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, monkeypatch, capsys):
+def test_what_leaves_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, monkeypatch, capsys):
     """One of fewer pieces is taken, and nothing drawn that it does not have."""
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--length", "30"])
@@ -599,8 +601,9 @@ def test_generating_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, m
         generate.main()
     assert set(drawn) == {5}
     monkeypatch.setattr(tokenizer, "vocab_size", config["vocab_size"] + 1)
-    with pytest.raises(UserError, match=r"gpt\.pth': el tokenizador tiene \d+ piezas y el modelo solo \d+"):
-        generate.main()
+    for hand_over in (generate.main, lambda: run(monkeypatch, "--checkpoint", path, "--to", "hf", tmp_path / "hf")):
+        with pytest.raises(UserError, match=r"gpt\.pth': el tokenizador tiene \d+ piezas y el modelo solo \d+"):
+            hand_over()
 
 
 def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
