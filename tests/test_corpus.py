@@ -421,6 +421,20 @@ def test_a_fingerprint_tells_sources_apart_without_reading_them(tmp_path):
     assert len(prints) == 6
 
 
+def test_a_digest_tells_texts_from_records(tmp_path):
+    digests = {corpus.open_corpus(str(write(tmp_path / name, '{"text": "hola"}\n'))).digest()
+               for name in ("a.txt", "b.txt", "c.jsonl")}
+    assert len(digests) == 2
+
+
+def test_a_text_as_long_as_before_has_changed_too(tmp_path):
+    opened = corpus.open_corpus(str(write(tmp_path / "a.txt", "hola")))
+    assert not opened.changed()
+    write(tmp_path / "a.txt", "sola")
+    os.utime(tmp_path / "a.txt", ns=(1, 1))  # a file system may count time in ticks
+    assert opened.changed()
+
+
 def test_names_on_the_hub_and_slips_in_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert corpus.open_corpus("spanish").source == {"kind": "hub", "repository": "allenai/c4", "configuration": "es"}
