@@ -343,10 +343,12 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_name_of_the_hub(hub, tmp_path):
-    path = byte_level(tmp_path)
+    path, model = byte_level(tmp_path), tmp_path / "tokenizer.model"
+    model.write_text("sin las piezas que se le añadieron")
     assert load("datificate/gpt2-small-spanish").sha256 == load(path).sha256
     assert ("datificate/gpt2-small-spanish", "tokenizer.json") in hub.asked
     path.unlink()
+    model.unlink()
     with pytest.raises(UserError, match="--otra 'datificate/x'.*no tiene tokenizer.json"):
         load("datificate/x", flag="--otra")
 
