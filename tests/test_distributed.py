@@ -151,6 +151,13 @@ def test_no_save_is_promised_once_a_rank_is_lost():
     assert [place for place, tells in said.items() if tells] == [(0, False)]
 
 
+def test_gradients_travel_by_rows_where_all_ranks_have_cpus():
+    """Or the ranks would exchange different things."""
+    module = SimpleNamespace(row_gradients=lambda: ["tabla"])
+    for devices, rows in ((["cpu", "cpu"], ["tabla"]), (["cpu", "cuda"], []), ([], ["tabla"])):
+        assert distributed.Session(devices=devices).by_rows(module) == rows
+
+
 def test_slurm_variables(tmp_path):
     variables = {"SLURM_NTASKS": 1, "SLURM_PROCID": 0}
     code, output = run([DOCTOR], tmp_path, **variables)
