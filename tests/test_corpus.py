@@ -421,6 +421,12 @@ def test_a_fingerprint_tells_sources_apart_without_reading_them(tmp_path):
     assert len(prints) == 6
 
 
+def test_a_line_of_spaces_behind_documents_is_none(tmp_path):
+    lines = [letter * corpus.LINE_PER_DOCUMENT for letter in "abc"]
+    opened = corpus.open_corpus(str(write(tmp_path / "a.txt", "\n".join([*lines, "  \n"]))))
+    assert list(opened.documents()) == lines
+
+
 def test_a_digest_tells_texts_from_records(tmp_path):
     digests = {corpus.open_corpus(str(write(tmp_path / name, '{"text": "hola"}\n'))).digest()
                for name in ("a.txt", "b.txt", "c.jsonl")}
