@@ -436,6 +436,13 @@ def test_what_takes_the_place_of_a_file_being_read_changes_nothing(tmp_path, rea
 # ---- Evaluation -----------------------------------------------------------------------------------------------------
 
 
+def test_batches_of_an_evaluation_may_be_kept(tmp_path, reader):
+    """More of them than there are buffers."""
+    paths, data, _ = write(tmp_path, 1001)
+    kept = torch.cat(list(evaluation_batches(paths, 10, 1, vocab_size=VOCAB)))
+    assert kept[:, 0].tolist() == data[:-1:10].tolist()
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("limit", [None, 7, 1000])
 def test_evaluation_counts_each_window_once(tmp_path, reader, world_size, limit):
