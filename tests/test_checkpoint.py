@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import checkpoint, files, processes
+from aura import checkpoint, checkpointer, files, processes
 from aura.checkpointer import Checkpointer, asked
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
@@ -201,6 +201,8 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     assert keeper.load("auto") is None
     with pytest.raises(UserError, match="no existe"):
         keeper.load(str(tmp_path / "falta.pt"))
+    with pytest.raises(UserError, match="la carpeta no contiene ningún punto de control válido; si la ejecución paró"):
+        keeper.load(str(tmp_path))
     (tmp_path / "x.pt").write_bytes(b"hola")
     with pytest.raises(UserError, match=r"x\.pt': no es un fichero de PyTorch.*dañado; use otro .con --resume auto"):
         keeper.load(str(tmp_path / "x.pt"))
@@ -263,7 +265,7 @@ def test_reload_gives_what_was_loaded_or_saved_last_and_else_what_verifies(tmp_p
     reader = Checkpointer(tmp_path, Session())
     assert reader.reload()["step"] == 3, "nothing loaded yet: the newest"
     reader.load(str(checkpoint.path_of(tmp_path, 1)))
-    assert reader.reload()["step"] == 1
+    assert reader.reload()["step"] == 1 and reader.loaded == reader.last == str(checkpoint.path_of(tmp_path, 1))
     flip(checkpoint.path_of(tmp_path, 3), 6000)
     assert keeper.reload()["step"] == 2 and keeper.last.endswith("ckpt-00000002.pt")
     (tmp_path / "empty").mkdir()
@@ -288,6 +290,8 @@ def test_a_later_attempt_of_one_launch_goes_on_from_the_earlier_one(tmp_path):
     assert meant("none") == "none", "nor has another rank, of a run that is not signed"
     keeper.sign("a")
     assert meant("none") == "auto"
+    keeper.sign(None)
+    assert meant("none") == "none", "what is there is of no run that others may have saved any more"
     assert Session().launch != Session().launch
 
 
@@ -424,6 +428,38 @@ def test_what_rank_0_writes_for_itself_takes_room_too(tmp_path, monkeypatch, cap
     assert ("libere espacio" in capsys.readouterr().out) == told
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_the_room_that_is_asked_for_is_what_a_checkpoint_takes(tmp_path, average):
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    weights = model.state_dict()
+    checkpoint.save_file(tmp_path / "a.pt", {
+        "model": weights, "optimizer": optimizer.state_dict(),
+        "ema": {name: tensor.clone() for name, tensor in weights.items()} if average else {}})
+    size = checkpoint.size_of(sum(tensor.numel() for tensor in weights.values()), average)
+    assert (tmp_path / "a.pt").stat().st_size == pytest.approx(size, rel=0.02)
+
+
+def test_of_its_own_files_a_rank_keeps_those_it_wrote_last(tmp_path):
+    """A higher step may be of a way that was left."""
+    for step, when in ((9, 1), (4, 2), (5, 3)):
+        checkpoint.path_of(tmp_path, step).touch()
+        os.utime(checkpoint.path_of(tmp_path, step), (when, when))
+    checkpointer._keep_two(checkpoint.path_of(tmp_path, 5))
+    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [5, 4]
+
+
+def test_of_two_of_one_step_the_one_written_last_is_the_newest(tmp_path):
+    names = ["interrupt-step-7.pt", "checkpoint-step-7.pt"]
+    for order in (names, names[::-1]):
+        for when, name in enumerate(order):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (when, when))
+        assert [path.name for path in checkpoint.found(tmp_path)] == order[::-1]
+
+
 def test_a_checkpoint_that_its_run_rotates_away_meanwhile_is_passed_over(tmp_path, monkeypatch):
     (tmp_path / "ckpt-00000002.pt").touch()
     monkeypatch.setattr(checkpoint.os, "listdir", lambda _: ["ckpt-00000001.pt", "ckpt-00000002.pt"])
@@ -461,8 +497,21 @@ def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_pa
     monkeypatch.setattr("aura.checkpointer.cpu_copy", lambda value: pytest.fail("a second copy")
                         if torch.is_tensor(value) or isinstance(value, dict) else value)
     weights.fill_(3)
-    keeper.save(3, {"w": weights, "list": [weights[:2], "x"]}, interrupted=True)
-    assert torch.all(checkpoint.read(keeper.last)["w"] == 3)
+    keeper.save(3, {"w": weights, "list": [weights[:5], "x"]}, interrupted=True)
+    loaded = checkpoint.read(keeper.last)
+    assert torch.all(loaded["w"] == 3) and torch.equal(loaded["list"][0], weights[:5]), "of another size than before"
+
+
+def test_no_copy_is_taken_before_the_one_before_has_been_written(tmp_path):
+    """It would go into the same memory, and what is on the disk would be of both steps."""
+    keeper, seen = Checkpointer(tmp_path, Session(), background=True), []
+    keeper.save(1, {"w": torch.ones(9)})
+    keeper.finish()
+    (copy,) = keeper.host.buffers.values()
+    keeper.writer = SimpleNamespace(join=lambda: seen.append(copy.tolist()))
+    keeper.save(2, {"w": torch.zeros(9)})
+    assert seen == [[1.0] * 9]
+    keeper.finish()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
