@@ -49,6 +49,13 @@ def test_a_checkpoint_of_another_script_is_called_that(tmp_path):
     assert found.value.same_everywhere
 
 
+def test_dropout_may_be_another_than_before():
+    tokenizer = torch.zeros(1, dtype=torch.uint8)
+    before, now = ({"config": {"width": 1, "dropout": rate, "attention_dropout": rate}, "tokenizer": tokenizer}
+                   for rate in (0.1, 0.2))
+    resume._require_same(before, "c.pt", now)
+
+
 def test_a_checkpoint_of_another_project_is_called_that():
     about = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "dataset": {}}
     for name, theirs in (("config", [1]), ("tokenizer", "abc"), ("dataset", None)):
@@ -67,8 +74,8 @@ def test_an_hrm_of_before_exit_norms_could_be_without_weights_goes_on_with_them(
 def test_a_checkpoint_that_somebody_has_made_smaller_is_called_that(tmp_path):
     about = {"config": {}, "tokenizer": torch.frombuffer(bytearray(b"piezas"), dtype=torch.uint8)}
     keeper = Checkpointer(tmp_path, Session(), constants=about)
-    keeper.save(1, {"model": {}, "scaler": {}, "loader": {}, "progress": 1, "dataset": {}})
-    with pytest.raises(UserError, match="00001.pt no tiene optimizer, progress: no es .* indique otro") as found:
+    keeper.save(1, {"model": {}, "progress": 1, "dataset": {}})
+    with pytest.raises(UserError, match="no tiene optimizer, scaler, loader, progress: no es .* indique otro") as found:
         resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing())
     assert found.value.same_everywhere
 
@@ -174,6 +181,26 @@ def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
             keeper.save(1, {part: {} for part in resume.PARTS if part != "dataset"})
     with pytest.raises(UserError, match=r"ckpt-00000001\.pt se entrenó con otros datos \('antes'\)"):
         resume.restore(SimpleNamespace(resume="auto"), Session(), keeper, run_of_nothing(), strict=True)
+
+
+@pytest.mark.parametrize("dataset, lr, seed, told, untold", [
+    ("libro", 1e-3, 1, ["multiplicada por 0.25"], ["distintos de los de antes", "--seed", "otros"]),
+    ("libro", 2e-3, 2, ["--lr 0.002 (antes 0.001)", "el de --seed 1,"], ["multiplicada", "otros"]),
+    ("otro", 1e-3, 2, ["multiplicada por 0.25", "Los datos son otros (antes 'libro')"], ["--seed"])])
+def test_what_is_not_as_it_was_is_told_and_what_is_owed_to_other_data_is_not_paid(tmp_path, capsys, dataset, lr, seed,
+                                                                                  told, untold):
+    constants = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
+    keeper, run = Checkpointer(tmp_path, Session()), run_of_nothing()
+    keeper.constants = {**constants, "dataset": {"name": "libro", "sha256": "libro"}}
+    keeper.save(3, {**dict.fromkeys(resume.PARTS[:-1], {}), "loader": {"seed": 1},
+                    "arguments": {"lr": 1e-3, "seed": 1}})
+    keeper.constants = {**constants, "dataset": {"name": "libro", "sha256": dataset}}  # a text that was written anew
+    run.restore = lambda *_: setattr(run, "progress", loop.Progress(3, lr_scale=0.25, epoch_tokens=9, owed={"lr": 1}))
+    resume.restore(SimpleNamespace(resume="auto", lr=lr, seed=seed), Session(), keeper, run)
+    same, said = dataset == "libro", capsys.readouterr().out
+    assert (run.progress.owed, run.progress.epoch_tokens) == (({"lr": 1}, 9) if same else (None, 0))
+    assert run.progress.lr_scale == (0.25 if lr == 1e-3 else 1.0) and "Se reanuda en el paso 3 desde " in said
+    assert all(piece in said for piece in told) and not any(piece in said for piece in untold), said
 
 
 @pytest.mark.parametrize("epoch, samples, batch, steps, fewer", [
