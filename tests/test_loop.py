@@ -364,6 +364,7 @@ def test_nan_before_any_checkpoint_reinitialises_and_lowers_the_rate(tmp_path, s
     assert rates[step:] == pytest.approx([5e-3] * (8 - step) + [1e-2] * (STEPS - 8)) and "paso 8: sin más" in events
     assert run.result[0].lr_scale == 1.0 and run.result[0].step == STEPS
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
+    assert {state["step"].item() for state in run.optimizer.state.values()} == {STEPS - step}, "moments begin anew too"
 
 
 def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_weights(tmp_path, shards):
@@ -372,13 +373,13 @@ def test_nan_at_the_end_before_any_checkpoint_is_a_fault_and_no_model_of_fresh_w
     assert not list((tmp_path / "a").glob("*.pt"))
 
 
-@pytest.mark.parametrize("steps, kept", [((5,), False), ((6,), True), ((9, 10), True)])
+@pytest.mark.parametrize("steps, kept", [((5,), False), ((6,), True), ((9, 10), True), ((2, 6), False)])
 def test_nan_past_the_middle_before_any_checkpoint_keeps_what_has_been_learnt(tmp_path, shards, steps, kept):
-    """Nobody wants a model begun anew with fewer steps left than this one has had."""
+    """Nobody wants a model begun anew with fewer steps left than this one has had, since it was itself begun anew."""
     how = {"max_steps": 10, "checkpoint_freq": 0, "ema": 0.5, "spoil": {2 * step for step in steps}}
     run = Run(folder(tmp_path, "a"), shards, **how).go()
     skipped = Run(folder(tmp_path, "b"), shards, nan_policy="skip", **how).go()
-    assert same_weights(run, skipped) == kept and run.result[0].lr_scale == (1.0 if kept else 0.5)
+    assert same_weights(run, skipped) == kept and run.result[0].lr_scale == (1.0 if kept else 0.5 ** len(steps))
     assert ("se salta este paso" in (tmp_path / "a" / "events.log").read_text()) == kept
 
 
@@ -415,11 +416,23 @@ def test_a_nan_after_going_on_from_elsewhere_goes_back_there_with_what_is_asked_
 
 def test_a_nan_does_not_spoil_the_mean_of_its_epoch(tmp_path, shards):
     Run(folder(tmp_path, "a"), shards, spoil={3}, nan_policy="skip", batch=25, max_steps=6).go()
-    rows = report.read_table(tmp_path / "a" / "train.csv")
-    means = [float(row["epoch_loss"]) for row in rows if row["epoch_loss"]]
-    good = [float(row["loss"]) for row in rows if row["loss"] != "nan"]
-    assert len(rows) == 6 and means[0] == pytest.approx(sum(good[:len(rows) // len(means) - 1]) / (
-        len(rows) // len(means) - 1))
+    losses = [[float(row[name]) for row in report.read_table(tmp_path / "a" / "train.csv") if row[name]]
+              for name in ("loss", "epoch_loss")]
+    first, nan, *others = losses[0]  # two steps an epoch
+    means = [first, *((a + b) / 2 for a, b in zip(others[::2], others[1::2], strict=True))]
+    assert math.isnan(nan) and losses[1] == pytest.approx(means) and len(means) == 3
+
+
+def test_a_nan_takes_the_average_back_with_the_weights(tmp_path, shards):
+    run, seen = Run(folder(tmp_path, "a"), shards, ema=0.5, spoil={11}, max_steps=7, eval_interval=6), []
+
+    def evaluate(request):
+        seen.append(weights_of(run.model))
+        return {"val_loss": 0.0}
+
+    run.go(evaluate=evaluate)
+    saved = torch.load(tmp_path / "a" / "ckpt-00000004.pt", weights_only=True)["ema"]
+    assert same(seen[0], saved.values()) and not same(seen[1], saved.values())
 
 
 def test_nan_with_skip_keeps_the_weights(tmp_path, shards):
@@ -601,6 +614,17 @@ def test_who_goes_back_to_agreed_weights_needs_no_checkpoint_to_count_anew(apart
     assert events == steps[:3 if apart > loop.GOOD_STEPS else 2]
 
 
+def test_a_fault_in_the_step_after_which_one_was_acted_on_still_had_the_rate_from_before():
+    said, progress = [], loop.Progress(step=9)
+    run = SimpleNamespace(progress=progress, sync=SimpleNamespace(weights=[torch.zeros(1)]))
+    policy, reporter = loop.Policy(99, 1), SimpleNamespace(event=lambda *words: said.append(words))
+    for progress.step, step, rate in ((9, 7, 0.5), (11, 9, 0.5), (12, 10, 0.25)):
+        known = SimpleNamespace(step=step, trouble="pérdida nan")
+        loop._recover(run, known, policy, SimpleNamespace(has_any=lambda: True), reporter, Session(), None)
+        assert progress.lr_scale == rate and said[-1][0] == step
+    assert ["no cuenta otra vez" in text for _, text in said] == [False, True, False]
+
+
 def test_endless_nans_stop_even_when_every_step_saves(tmp_path, shards):
     with pytest.raises(TrainingFault, match="3.ª vez"):
         Run(folder(tmp_path, "a"), shards, spoil=set(range(5, 99)), checkpoint_freq=1).go()
@@ -654,6 +678,23 @@ def test_memory_that_is_not_enough_is_a_fault_with_a_way_out(tmp_path, shards, p
     assert fault.value.exit_code == 3 and "\n" not in str(fault.value)
 
 
+def test_what_could_not_be_saved_in_the_background_ends_the_run_at_once(tmp_path, shards):
+    run = Run(folder(tmp_path, "a"), shards, max_steps=8, checkpoint_freq=0)
+    run.begun = SimpleNamespace(append=lambda step: step != 2 or setattr(run.keeper, "failure", TrainingFault("lleno")))
+    state = run.fresh()
+    with pytest.raises(TrainingFault, match="^lleno; todavía no había"):
+        run.go(run=state)
+    assert state.progress.step == 3, "not only with the next checkpoint"
+
+
+def test_the_time_that_training_stood_still_is_told_once(tmp_path, shards, monkeypatch):
+    run = Run(folder(tmp_path, "a"), shards, max_steps=8, log_interval=4, checkpoint_freq=1)
+    monkeypatch.setattr(run.keeper, "save", lambda *_, **__: 2.0)
+    run.go()
+    rows = report.read_table(tmp_path / "a" / "train.csv")
+    assert [(row["step"], float(row["stall_s"])) for row in rows] == [("1", 0.0), ("4", 6.0), ("8", 8.0)]
+
+
 @pytest.mark.parametrize("problem, kind, said", [
     (OSError(errno.ENOSPC, "", "nota.txt"), TrainingFault, r"nota\.txt \(no queda espacio .*; .*ckpt-00000004\.pt$"),
     (RuntimeError("shapes differ"), RuntimeError, "^shapes differ$")])
@@ -669,9 +710,12 @@ def test_a_disk_that_fails_is_a_fault_and_a_mistake_of_ours_stays_one(tmp_path, 
         run.go()
 
 
-@pytest.mark.parametrize("precision, told", [("fp16", False), ("bf16", True), ("fp32", True)])
-def test_a_gradient_that_is_not_finite_is_no_trouble_only_where_a_scale_explains_it(tmp_path, shards, precision, told):
+@pytest.mark.parametrize("precision, scale, told", [
+    ("fp16", 2.0**16, False), ("fp16", loop.SMALLEST_LOSS_SCALE / 2, True), ("bf16", 1, True), ("fp32", 1, True)])
+def test_a_gradient_that_is_not_finite_is_no_trouble_only_where_a_scale_explains_it(tmp_path, shards, precision, scale,
+                                                                                    told):
     run = Run(folder(tmp_path, "a"), shards, precision=precision)
+    run.precision.scaler = torch.amp.GradScaler("cpu", scale, enabled=precision == "fp16")
 
     def overflowing(model, batch):
         loss, count = loss_fn(model, batch)
@@ -684,7 +728,7 @@ def test_a_gradient_that_is_not_finite_is_no_trouble_only_where_a_scale_explains
     assert all(math.isfinite(float(loss)) for loss in run.losses())
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
     assert (tmp_path / "a" / "events.log").exists() == told
-    assert run.precision.scaler.get_scale() == (2.0**15 if precision == "fp16" else 1)
+    assert run.precision.scaler.get_scale() == (scale / 2 if precision == "fp16" else 1)
 
 
 def test_fp16_scaler_survives_a_resume(tmp_path, shards):
@@ -727,6 +771,18 @@ def test_loss_is_normalised_by_the_tokens_that_count(tmp_path, shards):
     assert float(row["grad_norm"]) == pytest.approx(norm.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.01, 100.0])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_gradients_longer_than_the_limit_are_cut_to_it_and_no_others(tmp_path, shards, precision, limit):
+    run = Run(folder(tmp_path, "a"), shards, max_steps=1, grad_clip=limit, precision=precision)
+    run.optimizer, before = torch.optim.SGD(run.model.parameters(), 1.0), weights_of(run.model)
+    run.go()
+    moved = torch.nn.utils.get_total_norm([new - old for new, old in zip(weights_of(run.model), before, strict=True)])
+    (row,) = report.read_table(tmp_path / "a" / "train.csv")
+    norm = float(row["grad_norm"])
+    assert 0.01 < norm < 100 and moved.item() == pytest.approx(1e-2 * min(norm, limit or norm), rel=1e-3)
+
+
 def test_each_step_is_announced_before_it_begins(tmp_path, shards):
     run = Run(folder(tmp_path, "a"), shards, accum=1, signal_at=7).go()
     assert run.begun == list(range(7))
@@ -738,12 +794,12 @@ def weights_of(model):
 
 
 def test_the_average_follows_its_formula_and_is_what_is_evaluated(tmp_path, shards):
-    run = Run(folder(tmp_path, "a"), shards, ema=0.5, eval_interval=1)
+    run = Run(folder(tmp_path, "a"), shards, ema=0.5, eval_interval=1, spoil={7}, nan_policy="skip")
     expected, seen = weights_of(run.model), []
 
     def evaluate(request):
         own, step = run.average.weights.values(), len(seen) + 1  # while the model holds the average
-        kept = min(0.5, (1 + step) / (10 + step))
+        kept = min(0.5, (1 + step) / (10 + step)) if step != 4 else 1.0  # of a step that was skipped it takes nothing
         expected[:] = [kept * a + (1 - kept) * b for a, b in zip(expected, own, strict=True)]
         torch.testing.assert_close(weights_of(run.model), expected)
         seen.append(weights_of(run.model))
