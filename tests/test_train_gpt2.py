@@ -527,6 +527,8 @@ def test_going_back_to_an_earlier_checkpoint_is_another_way(book, tmp_path):
         process.child.send_signal(signal.SIGTERM)
         code, output = process.finish()
     assert code == 143 and "ckpt-00000004.pt se han movido a" in output, output
+    (kept,) = (tmp_path / "checkpoints").glob("anterior-*/train.csv")
+    assert len(report.read_table(kept)) == 8, "the log goes on without the rows of the other way"
     assert "se restauran los pesos de" in output and "ckpt-00000004.pt; desde ahora la tasa" in output, output
     assert "Para seguir, la misma orden con --resume auto." in output
     last = re.search(r"último punto de control: (\S+\.pt)", output)[1]
