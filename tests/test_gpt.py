@@ -1,15 +1,17 @@
 """GPT-2: sizes, FLOPs, the same logits as the published implementation, the key-value cache."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aura import ops, pretrain, sampling
+from aura import loop, ops, pretrain, sampling
 from aura.distributed import Session
 from aura.errors import UserError
 from aura.models import blocks, gpt
@@ -190,6 +192,25 @@ def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     asked = iter([False, False, True])
     cut = sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked))
     assert cut == first[:2] and model.training
+
+
+def test_a_validation_is_without_dropout_and_counts_the_bytes_of_what_is_predicted():
+    model = gpt.GPT(dataclasses.replace(TINY, dropout=0.5)).init_weights(1).train()
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randint(101, (rows, 9), generator=generator) for rows in (3, 1)]
+    letters = SimpleNamespace(token_bytes=lambda: np.arange(101), vocab_size=101)  # a token is its own size
+
+    def summed(model, batch):
+        return model(batch[:, :-1], targets=batch[:, 1:]), batch[:, 1:].numel()
+
+    evaluate = pretrain.make_evaluate(model, summed, lambda: iter(batches), letters, Session(),
+                                      loop.Precision("fp32", torch.device("cpu")))
+    found, predicted = evaluate(None), [batch[:, 1:] for batch in batches]
+    logits = [model.eval()(batch[:, :-1]).flatten(0, 1) for batch in batches]
+    nats = sum(F.cross_entropy(each, ids.flatten(), reduction="sum").item()
+               for each, ids in zip(logits, predicted, strict=True))
+    assert found["val_loss"] == pytest.approx(nats / 32)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(ids.sum().item() for ids in predicted))
 
 
 def test_a_stop_cuts_a_sample_short():
