@@ -68,7 +68,9 @@ def test_adafactor_steps_by_lr_whatever_the_size_of_gradients_and_weights():
 
 
 def test_adafactor_decays_matrices_only():
-    decayed, plain = optim.build("adafactor", gpt.GPT(SIZES), 1e-3, 0.1).param_groups
+    optimizer = optim.build("adafactor", gpt.GPT(SIZES), 1e-3, 0.1)
+    assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.8, 1.0), "as published"
+    decayed, plain = optimizer.param_groups
     assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0.0
     assert all(p.dim() == 1 for p in plain["params"])
 
