@@ -53,8 +53,8 @@ def grouped(*runs):
 def test_what_is_saved_is_read_back_in_the_order_of_time(tmp_path):
     late = run(finished="2026-11-21T19:50:12+00:00", val_loss=float("nan"))
     early = run("ddp", 2, 4, finished="2026-11-21T09:50:12+00:00")
-    uneven = run("ddp", 2, 3), run("ddp", 2, 4, hosts=["a", "b", "b", "b"]), run("ddp", 2, 4, hosts=["a"] * 4)
-    assert [one.layout for one in uneven] == ["3p-2n", "4p-2n", "2x2"]
+    uneven = [run("ddp", 2, len(hosts), hosts=list(hosts)) for hosts in ("abb", "abbb", "aaaa", "aaa")]
+    assert [one.layout for one in uneven] == ["3p-2n", "4p-2n", "2x2", "3p-2n"]
     paths = [results.save(tmp_path / "new" / "results", one) for one in (late, early, early)]
     assert len({path.name for path in paths}) == 3
     assert paths[0].name.startswith("20261121-195012-none-1x1-") and "ddp-2x2" in paths[1].name
@@ -68,9 +68,10 @@ def test_other_files_are_named_and_skipped(tmp_path):
     wrong = {"steps": "many", "resumed": 1, "samples_per_s": 0, "seconds": float("nan"), "devices": [], "f1": -1,
              "padding": "none", "versions": {"torch": 2}, "model": "a\nb", "finished": "yesterday", "nodes": 2,
              "weights_crc32": 1, "recipe": {"lr": "1e-3"}, "computing": {"--compile": True}, "precision": None,
-             "parameters": True, "peak_memory_gb": [None]}
+             "parameters": True, "peak_memory_gb": [None], "step_s": 1e-40}
     for name, value in wrong.items():
         (tmp_path / f"wrong-{name}.json").write_text(json.dumps(values | {name: value}))
+    (tmp_path / "two.json").write_text(json.dumps(dataclasses.asdict(run("ddp", 2, 2)) | {"strategy": "none"}))
     (tmp_path / "missing.json").write_text(json.dumps({name: values[name] for name in values if name != "f1"}))
     (tmp_path / "cut.json").write_bytes(kept.read_bytes()[:100])
     (tmp_path / "deep.json").write_text("[" * 100_000)
@@ -83,6 +84,7 @@ def test_other_files_are_named_and_skipped(tmp_path):
     assert sorted(told) == sorted(path.name for path in tmp_path.iterdir() if path not in (kept, tmp_path / ".keep"))
     assert not any("\n" in note for note in notes)
     assert "no tiene f1;" in told["missing.json"] and "steps no puede ser 'many'" in told["wrong-steps.json"]
+    assert "no hay none de 2 procesos en 2 nodos" in told["two.json"]
     assert "no es JSON" in told["cut.json"] and "no es JSON" in told["deep.json"]
     assert "no es un resultado" in told["tabla.md"] and "no es un resultado" in told["other.json"]
     assert all(name in told[f"wrong-{name}.json"] for name in wrong if name != "nodes")
