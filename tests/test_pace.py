@@ -102,6 +102,8 @@ def test_the_lines_say_what_was_found_what_is_chosen_and_why():
     # 56.4 MB take 9.02 s at 50 Mbit/s, of which the second of backward hides what leaves before it ends.
     assert choice.startswith("--sync auto elige diloco (1333 tokens/s previstos; ddp ")
     assert choice.endswith("667): por esta red los gradientes enteros tardarían 9.03 s en cada paso.")
+    rows = told(50 * MBIT, pace_of(1.5, 1.0, by_rows=(0,)))[1]
+    assert rows.endswith(" enteros tardarían 6.47 s en cada paso."), "16 MB less"
     choice = told(1e12, pace_of(1.0, 0.5), unit="muestras")[1]
     assert choice == ("--sync auto elige ddp (1996 muestras/s previstos; fp16 1996, diloco 2000, una sola máquina "
                       "1000): es exacto, y ninguno de los otros iría más de un 5 % más rápido.")
@@ -206,6 +208,15 @@ def test_gradients_are_complete_in_the_order_in_which_backward_comes_by():
     assert 0 < ready["ln_f.weight"] < ready["h.2.mlp.c_proj.weight"] < ready["h.2.attn.c_attn.weight"]
     assert ready["h.2.ln_1.weight"] < ready["h.1.mlp.c_fc.weight"] < ready["h.0.attn.c_attn.weight"]
     assert ready["h.0.attn.c_attn.weight"] < ready["wte.weight"] == max(ready.values()) <= 1
+
+
+def test_the_slowest_rank_sets_the_pace(monkeypatch):
+    dist, own = Session(), []
+    monkeypatch.setattr(dist, "gather_objects", lambda here: own.extend(here) or [
+        here, (3 * here[0], 2 * here[1], here[2], 5 * here[3], here[4])])
+    module, batch = small_gpt()
+    found = pace.measure(dist, module, summed_loss, batch, Precision("fp32", dist.device), 1, 0.0)
+    assert (found.compute_s, found.backward_s, found.halving_s) == (3 * own[0], 2 * own[1], 5 * own[3])
 
 
 def test_parameters_that_travel_by_rows_are_known_by_their_numbers():
