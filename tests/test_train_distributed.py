@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import train_distributed as script
-from aura import checkpoint, distributed, finetune, report, results, squad, start, wordpiece
+from aura import checkpoint, distributed, finetune, loop, report, results, squad, start, wordpiece
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import bert
@@ -219,6 +220,24 @@ def test_the_figures_of_each_run_are_left(runs, tmp_path):
     assert by_layout["ddp", 2].exchange_bytes == 4 * (parameters - tokens)
     assert by_layout["fsdp", 2].exchange_bytes == 4 * parameters * (2 * 3 + 1)  # gathered twice a micro-batch
     assert all(by_layout[kind, 2].exchange_s > 0 and by_layout[kind, 2].alone_step_s > 0 for kind in ("ddp", "fsdp"))
+
+
+@pytest.mark.parametrize("stopped", [0, signal.SIGTERM])
+def test_the_figures_are_of_the_steps_of_this_run_alone(tmp_path, monkeypatch, stopped):
+    args = script.build_parser().parse_args(["--results-dir", str(tmp_path), "--batch-size", "2", "--grad-accum", "3"])
+    task = SimpleNamespace(config=bert.BertConfig(), dataset="muestra", sha256="a", questions=5, checksum=10)
+    run = SimpleNamespace(progress=SimpleNamespace(step=10), loader=SimpleNamespace(steps_per_epoch=4),
+                          precision=SimpleNamespace(name="fp32"), sync=SimpleNamespace(method="ddp"))
+    monkeypatch.setattr(finetune, "strategy", lambda *_: "ddp")
+    monkeypatch.setattr(finetune, "exchange_figures", lambda *_: {"alone_step_s": 1.5, "exchange_bytes": 8})
+    finetune.record(args, Session(), task, SimpleNamespace(run=run, model=None), None,
+                    SimpleNamespace(step_times=[1.0, 1.0, 2.0, 2.0, 2.0, 16.0]), {"f1": 7.0}, first=4, stopped=stopped)
+    (found,), notes = results.read(tmp_path)
+    assert not notes and (found.steps, found.epochs, found.resumed, found.train_examples) == (6, 1.5, True, 5)
+    assert (found.seconds, found.step_s, found.samples_per_s, found.global_batch) == (24.0, 2.0, 6 * 6 / 24, 6)
+    assert (found.f1, found.val_loss, found.weights_crc32, found.nodes) == (7.0, None, "0000000a", 1)
+    assert found.exit == (results.SIGNALLED if stopped else results.COMPLETE)
+    assert (found.alone_step_s, found.communication_s) == ((None, None) if stopped else (1.5, 0.5 * 6)), "in a hurry"
 
 
 def test_the_recipe_is_what_has_effect():
@@ -531,14 +550,36 @@ def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alon
     assert timed[0] is model and timed[1].bert.grad_checkpointing, "no more and no less to compute than in training"
 
 
+# Two windows, of 3 and 4 tokens, with a context of 2 in each and an answer in it.
+TWO = SimpleNamespace(ids=np.arange(1, 8), offsets=np.array([0, 3, 7]), lengths=np.array([3, 4]),
+                      context_at=np.array([1, 2]), start=np.array([1, 2]), end=np.array([2, 3]))
+
+
+def test_a_window_s_types_and_answer_are_where_its_context_is():
+    tokens, types, lengths, positions = finetune.collate(TWO, np.array([1, 0]), 9, torch.device("cpu"))
+    assert tokens.tolist() == [[4, 5, 6, 7], [1, 2, 3, 9]] and types.tolist() == [[0, 0, 1, 1], [0, 1, 1, 0]]
+    assert lengths.tolist() == [4, 3] and positions.tolist() == [[2, 3], [1, 2]]
+
+
+def test_a_validation_is_without_dropout_and_its_loss_the_mean_of_both_ends():
+    config = bert.BertConfig(10, 8, 1, 2, 8, 16, dropout=0.5, attention_dropout=0.5)
+    module = bert.QuestionAnswering(config).init_weights(1).train()
+    task, precision = SimpleNamespace(validation=TWO, pad_id=0), loop.Precision("fp32", torch.device("cpu"))
+    evaluation = finetune.Evaluation(SimpleNamespace(batch_size=1), Session(), task, module, precision)
+    (nats, count), logits = evaluation._forward(None)
+    *batch, positions = finetune.collate(TWO, np.array([0, 1]), 0, torch.device("cpu"))
+    found = module.eval()(*batch).detach()
+    ends = [F.cross_entropy(found[..., end], positions[:, end], reduction="sum").item() for end in range(2)]
+    assert (nats, count) == (pytest.approx(sum(ends) / 2), 2) and [number for number, _ in logits] == [0, 1]
+    for number, row in logits:
+        np.testing.assert_allclose(row, found[number, :TWO.lengths[number]], atol=1e-6)
+
+
 def test_windows_go_to_a_card_without_a_wait(monkeypatch):
     """A copy from memory that is not pinned ends when all that the card had to do before it has ended."""
     pinned, copied = [], []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: pinned.append(id(part)) or part)
     monkeypatch.setattr(torch.Tensor, "to", lambda part, _, non_blocking=False: copied.append(
         (id(part), non_blocking)) or part)
-    numbers = np.array([0, 1])
-    windows = SimpleNamespace(ids=np.arange(7), offsets=np.array([0, 3, 7]), lengths=np.array([3, 4]),
-                              context_at=numbers, start=numbers, end=numbers)
-    parts = finetune.collate(windows, numbers, 0, torch.device("cuda"))
+    parts = finetune.collate(TWO, np.array([0, 1]), 0, torch.device("cuda"))
     assert len(parts) == 4 and pinned == list(map(id, parts)) and copied == [(each, True) for each in pinned]
