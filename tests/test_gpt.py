@@ -213,6 +213,15 @@ def test_a_validation_is_without_dropout_and_counts_the_bytes_of_what_is_predict
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(ids.sum().item() for ids in predicted))
 
 
+@pytest.mark.parametrize("count, made", [(32, False), (33, True)])
+def test_a_validation_that_is_no_sequence_is_told_and_not_made(monkeypatch, capsys, count, made):
+    monkeypatch.setattr(pretrain.tokens, "TokenLoader", lambda *_, **__: SimpleNamespace(windows=9, steps_per_epoch=3))
+    data = SimpleNamespace(hold=lambda: None, shards=lambda part: [], vocab_size=9, tokens=lambda part: count)
+    args = SimpleNamespace(seq_len=32, batch_size=2, grad_accum=1, seed=1)
+    validation = pretrain.make_loaders(args, Session(), data)[1]
+    assert (validation is not None) == made == ("no habrá pérdida de validación" not in capsys.readouterr().out)
+
+
 def test_a_stop_cuts_a_sample_short():
     model, told, request = gpt.GPT(TINY).init_weights(1), [], SimpleNamespace(number=0)
     letters = SimpleNamespace(encode=lambda text: [1], decode=lambda ids: "x" * len(ids), eos_id=None, vocab_size=None)
