@@ -579,6 +579,19 @@ def test_a_nan_in_the_last_step_takes_nothing_from_who_agrees_seldom(tmp_path, s
     assert told in (tmp_path / "a" / "events.log").read_text()
 
 
+def test_all_is_heard_of_before_it_is_told_and_saved_and_nothing_is_under_way_in_the_end(tmp_path, shards, monkeypatch):
+    done, advance = [], Exact.advance
+
+    def noted(self, step, *words, settle, **options):
+        done.extend([step] * settle)
+        return advance(self, step, *words, settle=settle, **options)
+
+    monkeypatch.setattr(Exact, "advance", noted)
+    monkeypatch.setattr(Exact, "close", lambda self: done.append("closed"))
+    Run(folder(tmp_path, "a"), shards, eval_interval=6).go(evaluate=lambda request: {"val_loss": 0.5})
+    assert done == [1, 4, 6, 8, 12, "closed"]
+
+
 def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():
     def abandon(request):
         raise loop.Abandoned
