@@ -29,6 +29,7 @@ from aura import (
     pretrained,
     results,
     sharding,
+    spans,
     squad,
     start,
     wordpiece,
@@ -137,7 +138,7 @@ def read_task(args, dist):
     if args.max_len > module.config.seq_len:
         raise UserError(f"--max-len {args.max_len}: el modelo solo tiene {module.config.seq_len} posiciones; indique "
                         f"--max-len {module.config.seq_len} o menos")
-    windows = [squad.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
+    windows = [spans.features(examples, tokenizer, args.max_len, args.doc_stride, args.question_len)
                for examples in (train, validation)]
     lengths = windows[0 if train else 1].lengths
     dist.print(f"Datos: {counted(len(train), 'pregunta')} para entrenar, en {counted(len(windows[0]), 'ventana')}, y "
@@ -193,8 +194,7 @@ def score(args, dist, task):
     metrics = evaluation()
     described = {**metrics, "model": args.model, "dataset": args.dataset}
     finetune.save_model(args.output, dist, task, None, described, evaluation.answers)
-    dist.print(f"Puntuación de {args.model}: {finetune.in_words(metrics)}. predictions.json y metrics.json en "
-               f"{args.output}.")
+    dist.print(f"Puntuación de {args.model}: {finetune.in_words(metrics)}. predictions.json en {args.output}.")
     dist.barrier()
     return EXIT_OK
 

@@ -21,6 +21,7 @@ from aura import (
     results,
     scaling,
     sharding,
+    spans,
     squad,
     start,
 )
@@ -48,8 +49,8 @@ class Task:
     train_sha256: str
     validation_sha256: str
     questions: int
-    train: squad.Features
-    validation: squad.Features
+    train: spans.Features
+    validation: spans.Features
     checksum: int | None = None
     module: bert.QuestionAnswering | None = None
     examples: list | None = None
@@ -67,7 +68,7 @@ def share(task, dist):
     if dist.main:
         return task
     for part in ("train", "validation"):
-        tree[part] = squad.Features(**{name: tensor.numpy() for name, tensor in tree[part].items()})
+        tree[part] = spans.Features(**{name: tensor.numpy() for name, tensor in tree[part].items()})
     return Task(**{**tree, "config": bert.BertConfig(**tree["config"]),
                    "vocabulary": tree["vocabulary"].numpy().tobytes()})
 
@@ -175,15 +176,15 @@ class Evaluation:
             with self.precision.autocast():
                 found = self.module(*batch).float()
             if numbers is not None:
-                nats += F.cross_entropy(found, positions, reduction="sum", ignore_index=squad.UNKNOWN).item() / 2
-                count += int((positions[:, 0] != squad.UNKNOWN).sum())
+                nats += F.cross_entropy(found, positions, reduction="sum", ignore_index=spans.UNKNOWN).item() / 2
+                count += int((positions[:, 0] != spans.UNKNOWN).sum())
                 logits += [(number, row[:length]) for number, row, length in zip(
                     numbers.tolist(), found.cpu().numpy(), features.lengths[numbers], strict=True)]
         return (nats, count), logits
 
     def _score(self, logits):
         rows = [logits[number] for number in range(len(logits))]
-        self.answers, _ = squad.predict(self.task.examples, self.task.validation, [row[:, 0] for row in rows],
+        self.answers, _ = spans.predict(self.task.examples, self.task.validation, [row[:, 0] for row in rows],
                                         [row[:, 1] for row in rows])
         scores = squad.evaluate(self.task.examples, self.answers)
         return {name: scores[name] for name in ("exact_match", "f1")}

@@ -33,7 +33,7 @@ import measure  # noqa: E402
 from bert_training import CLIP, WEIGHT_DECAY, parser_of, with_whole_paths  # noqa: E402
 
 import train_distributed  # noqa: E402
-from aura import buckets, cli, optim, pretrained, squad, wordpiece  # noqa: E402
+from aura import buckets, cli, optim, pretrained, spans, squad, wordpiece  # noqa: E402
 from aura.models import bert  # noqa: E402
 
 SCRIPT = Path(train_distributed.__file__)
@@ -90,7 +90,7 @@ def answer_place(example, offsets, parts):
 
 
 def same_windows(theirs, ours):
-    """End the program unless transformers' windows are those of our squad.features."""
+    """End the program unless transformers' windows are those of our spans.features."""
     rows = np.split(ours.ids, ours.offsets[1:-1])
     places = zip(ours.start.tolist(), ours.end.tolist(), strict=True)
     for name, found, wanted in (("las ventanas", theirs["input_ids"], [row.tolist() for row in rows]),
@@ -122,7 +122,7 @@ def train_theirs(args, start, seed):
     train, validation = questions(args)
     found, windows = [], []
     for examples in (train, validation):
-        found.append(squad.features(examples, wordpiece.load(start), args.max_len, args.doc_stride))
+        found.append(spans.features(examples, wordpiece.load(start), args.max_len, args.doc_stride))
         windows.append(their_windows(examples, tokenizer, args))
         same_windows(windows[-1], found[-1])
     lengths = found[0].lengths
@@ -157,7 +157,7 @@ def scores(model, examples, found, windows, pad_id):
         output = model(**collate(windows, [number], len(windows["input_ids"][number]), pad_id))
         for name, kept in rows.items():
             kept.append(output[name][0].numpy())
-    answers, _ = squad.predict(examples, found, *rows.values())
+    answers, _ = spans.predict(examples, found, *rows.values())
     return squad.evaluate(examples, answers)
 
 

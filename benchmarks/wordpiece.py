@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import measure  # noqa: E402
 
-from aura import backend, cli, squad, wordpiece  # noqa: E402
+from aura import backend, cli, spans, squad, wordpiece  # noqa: E402
 
 OURS = {"first": "ours, first", "again": "ours, again"}
 PEERS = ("tokenizers, encode", "tokenizers, encode_batch")
@@ -114,7 +114,7 @@ def questions_per_second(examples: list[squad.Example], vocab_file: str) -> floa
     nothing."""
     tokenizer = wordpiece.load(vocab_file)
     begin = time.perf_counter()
-    squad.features(examples, tokenizer)
+    spans.features(examples, tokenizer)
     return len(examples) / (time.perf_counter() - begin)
 
 

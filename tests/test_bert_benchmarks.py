@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aura import pretrained, squad, wordpiece
+from aura import pretrained, spans, squad, wordpiece
 from aura.errors import UserError
 from aura.models import bert
 
@@ -128,7 +128,7 @@ def test_the_answers_place(benchmark):
 
 def test_other_windows_are_refused(benchmark, model):
     quality = benchmark("bert_quality")
-    found = squad.features(squad.read(squad.SAMPLE)[0][:5], wordpiece.load(model), 96, 20)
+    found = spans.features(squad.read(squad.SAMPLE)[0][:5], wordpiece.load(model), 96, 20)
     theirs = {"input_ids": [row.tolist() for row in np.split(found.ids, found.offsets[1:-1])],
               "positions": list(zip(found.start.tolist(), found.end.tolist(), strict=True))}
     quality.same_windows(theirs, found)
