@@ -22,6 +22,7 @@ import torch
 from aura.backend import out_of_memory
 from aura.errors import UserError, first_line
 from aura.files import atomic_write, explain, path_called, regular
+from aura.words import amount
 
 NAME = re.compile(r"(?:ckpt-|checkpoint-step-|interrupt-step-)(\d+)\.pt")
 UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)  # what says nothing about the file itself
@@ -203,8 +204,8 @@ def require_room(directory, size):
     if free < size:
         newest = next(iter(found(directory)), None)  # another folder that lacks it would begin anew
         other = f"copie {newest.name} a otra carpeta e indíquela" if newest else "indique otra carpeta"
-        raise UserError(f"en {str(directory)!r} quedan {free / 1e9:.2f} GB y un punto de control ocupa "
-                        f"{size / 1e9:.2f} GB: libere espacio o {other} con --checkpoint-dir")
+        raise UserError(f"en {str(directory)!r} quedan {amount(free)} y un punto de control ocupa {amount(size)}: "
+                        f"libere espacio o {other} con --checkpoint-dir")
 
 
 def size_of(parameters, average):

@@ -24,7 +24,7 @@ from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
 from aura.files import explain, keep_held, remove_partials, set_aside, write_bytes
 from aura.sharding import whole
-from aura.words import counted
+from aura.words import amount, counted
 
 ORIGIN = ".origen"
 LAUNCH = ".arranque"
@@ -413,9 +413,9 @@ class Checkpointer:
         free = shutil.disk_usage(self.directory).free
         owns = max(0, min(3 - len(found(self.own)), len(steps) + 1)) if own else 0
         if free < more * size + owns * own:
-            self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {free / 1e9:.2f} GB y llegará a haber "
-                            f"{counted(more, 'punto')} de control más, de {(size + own) / 1e9:.2f} GB: libere espacio "
-                            "o baje --keep-checkpoints, o se parará cuando no quepa el siguiente.")
+            self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {amount(free)} y llegará a haber "
+                            f"{counted(more, 'punto')} de control más, de {amount(size + own)}: libere espacio o "
+                            "baje --keep-checkpoints, o se parará cuando no quepa el siguiente.")
 
 
 def _origin_of(path):

@@ -1,4 +1,4 @@
-"""Spanish that depends on how many there are, and durations."""
+"""Spanish that depends on how many there are, sizes and durations."""
 
 
 def counted(number, noun):
@@ -15,6 +15,14 @@ def listed(items):
 def first_of(names, most):
     """'a, b, c y 2 más': at most so many of some names."""
     return listed([*names[:most], *([f"{len(names) - most} más"] if len(names) > most else [])])
+
+
+def amount(count):
+    """'2.07 GB', '4.50 MB' or '75 kB': a number of bytes in units of 1000."""
+    for bytes_of_one, unit in ((1e9, "GB"), (1e6, "MB")):
+        if count >= bytes_of_one:
+            return f"{count / bytes_of_one:.2f} {unit}"
+    return f"{count / 1e3:.0f} kB"
 
 
 def span(seconds):

@@ -328,6 +328,6 @@ def test_a_full_disk_is_found_before_the_data_are_prepared(monkeypatch, tmp_path
     Path("libro.txt").write_text("Ana compró pan.\n" * 2000)
     monkeypatch.setattr(sys, "argv", ["script.py", *words, "--data-dir", "datos", "--max-steps", "1"])
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match=r"quedan 0\.00 GB y un punto de control ocupa .* otra carpeta"):
+    with pytest.raises(UserError, match=r"quedan 1 kB y un punto de control ocupa .* otra carpeta"):
         script()
     assert not Path("datos").exists()

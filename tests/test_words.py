@@ -1,8 +1,8 @@
-"""Words that follow a number, and how long something lasts."""
+"""Words that follow a number, how much there is of something and how long it lasts."""
 
 import pytest
 
-from aura.words import counted, duration, listed, span
+from aura.words import amount, counted, duration, listed, span
 
 
 @pytest.mark.parametrize("number, text", [(0, "0 pasos"), (1, "1 paso"), (2, "2 pasos")])
@@ -24,3 +24,9 @@ def test_a_duration_has_the_figures_that_matter(seconds, text):
                                            (7500, "2 h 05 min")])
 def test_how_long_a_run_takes(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("count, told", [(0, "0 kB"), (999_499, "999 kB"), (1e6, "1.00 MB"), (4.5e6, "4.50 MB"),
+                                         (1e9, "1.00 GB"), (2.07e12, "2070.00 GB")])
+def test_bytes_have_the_unit_that_tells_something(count, told):
+    assert amount(count) == told
