@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aura import hub, muestra
+from aura import formats, hub, muestra
 from aura.errors import UserError
 from aura.files import NAME_BYTES, explain, path_called
+from aura.formats import HEAD_BYTES, SUFFIXES, packed
 
 SAMPLE_NAME = "muestra"
 SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
@@ -29,15 +30,11 @@ RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estima
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 64 << 20
 RECORD_TEXT_MAX = 4 << 20  # characters, from which a record is several documents: each token takes 36 bytes at first
-HEAD_BYTES = 1000  # looked at to tell UTF-16 without a mark
 HEAD_LINES = 2000  # looked at to tell running text from one document a line; CHUNK_BYTES at most
 LINE_PER_DOCUMENT = 200  # median characters of a line from which a file without blank lines holds one document a line
 NOT_UTF8 = "no es UTF-8 válido"
-OTHER_MARKS = ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),  # the first begins as UTF-16's
-               (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"))
 DAMAGE_LIMIT = 0.01
 DAMAGE_CLUMP = 3  # damage comes in clumps: before the end this many times the root of the lines may be bad beyond it
-SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 # Repositories in Parquet or JSON: `datasets` 4 and later no longer runs loading scripts, which the first OSCAR needs.
 HUB = {"wikipedia": ("wikimedia/wikipedia", "20231101.es"), "oscar": ("oscar-corpus/mOSCAR", "spa_Latn"),
        "c4": ("allenai/c4", "en"), "spanish": ("allenai/c4", "es")}
@@ -57,16 +54,17 @@ class Damage:
     bad: int = 0
     first: str = ""
     file: Path | None = None  # of the first
+    way_out: str = "o indique otro corpus"  # from what is wrong with the first
     last: tuple | None = None  # (file, number) of the last bad line: one may be bad in more than one way
 
-    def add(self, path, line, reason):
-        """Count a bad line, once; the first is remembered with its file, number and reason."""
+    def add(self, path, line, reason, way_out=formats.RECORDS):
+        """Count a bad line, once; the first is remembered with its file, number, reason and way out."""
         if self.last == (path, line):
             return
         self.last = path, line
         self.bad += 1
         if not self.first:
-            self.first, self.file = f"{path}, línea {line}: {reason}", path
+            self.first, self.file, self.way_out = f"{path}, línea {line}: {reason}", path, way_out
 
     def check(self, path, ended=True):
         """Raise UserError when more than 1 % of the lines were bad or, where the file has not ended, when there are so
@@ -74,11 +72,8 @@ class Damage:
         clump = 0 if ended else DAMAGE_CLUMP * math.sqrt(self.lines)
         if self.bad > DAMAGE_LIMIT * self.lines + clump:
             path = self.file or path  # of a folder, this is another than the one where it became too much
-            way_out = ("para que cada línea sea un objeto JSON con su texto en la clave «text»"
-                       if _records(path) and not self.first.endswith(NOT_UTF8) else
-                       "o conviértalo a UTF-8, por ejemplo con iconv -f CP1252 -t UTF-8 si viene de Windows")
             raise UserError(f"líneas dañadas: {self.bad} de {self.lines} leídas, más del 1 % (la primera: "
-                            f"{self.first}); corrija {str(path)!r} {way_out}")
+                            f"{self.first}); corrija {str(path)!r} {self.way_out}")
 
 
 @dataclass
@@ -102,7 +97,7 @@ class Corpus:
         first megabytes."""
         if self.source["kind"] != "ficheros":
             return self.total_bytes
-        return sum(_unpacked(path, size) if _packed(path) else size
+        return sum(_unpacked(path, size) if packed(path) else size
                    for path, size in zip(self.source["files"], self.source["bytes"], strict=True))
 
     def digest(self) -> str | None:
@@ -176,10 +171,6 @@ class Corpus:
             at = _line_start(number, file + 1, 0, 0, damage)
 
 
-def _packed(path):
-    return str(path).lower().endswith(".gz")
-
-
 def _records(path):
     """Whether a file holds JSON records, by its name."""
     return str(path).lower().removesuffix(".gz").endswith(".jsonl")
@@ -193,9 +184,9 @@ def _unreadable(path, problem):
 def _unpacked(path, size):
     """Bytes of text in a .gz file of `size` bytes; `size` for what is damaged, which whoever reads it all will say."""
     try:
-        with open(path, "rb") as packed, gzip.GzipFile(fileobj=packed) as text:
+        with open(path, "rb") as file, gzip.GzipFile(fileobj=file) as text:
             read = len(text.read(RATE_BYTES))
-            return read if read < RATE_BYTES else round(size * read / packed.tell())
+            return read if read < RATE_BYTES else round(size * read / file.tell())
     except (OSError, EOFError, zlib.error):
         return size
 
@@ -247,10 +238,7 @@ def _state_of(files):
 
 
 def _folder_name(path):
-    stem = path.resolve().name
-    for suffix in (".gz", ".txt", ".jsonl"):
-        stem = stem[:-len(suffix)] if stem.lower().endswith(suffix) else stem
-    return _plain_name(stem)
+    return _plain_name(formats.bare(path.resolve().name))
 
 
 def _plain_name(name):
@@ -262,8 +250,9 @@ def _files_below(path):
     """([files of text], [names of files that are left out for their format])."""
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
-            raise UserError(f"{str(path)!r}: no se reconoce el formato; se leen "
-                            f"{', '.join(SUFFIXES)}: si es texto, dele un nombre que acabe así")
+            known = formats.by_name(path) or (f"no se reconoce el formato; se leen {', '.join(SUFFIXES)}: si es texto, "
+                                              "dele un nombre que acabe así",)
+            raise UserError(f"{str(path)!r}: {'; '.join(known)}")
         return [path], []
     files, others, seen = [], [], set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
@@ -278,12 +267,14 @@ def _files_below(path):
                 if name.lower().endswith(SUFFIXES):
                     files.append(Path(folder, name))
                 else:
-                    others.append(name)
+                    others.append(Path(folder, name))
     files = sorted(file for file in files if stat.S_ISREG(file.stat().st_mode))
     if not files:
-        raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}; indique "
-                        "otra, o dé a los ficheros de texto un nombre que acabe así")
-    return files, sorted(others)
+        way_out = next((f"{str(other)!r} {'; '.join(known)}" for other in sorted(others)
+                        if (known := formats.by_name(other))),
+                       "indique otra, o dé a los ficheros de texto un nombre que acabe así")
+        raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}; {way_out}")
+    return files, sorted(other.name for other in others)
 
 
 def _raise(problem):
@@ -303,7 +294,7 @@ def _file_documents(path, corpus, damage, offset, line):
     """
     records, start = _records(path), corpus.progress
     try:
-        with open(path, "rb") as raw, (gzip.open(raw) if _packed(path) else raw) as file:
+        with open(path, "rb") as raw, (gzip.open(raw) if packed(path) else raw) as file:
             file = file if records else _with_line_ends(file)
             split = _json_documents if records else _text_splitter(_lines(file, path, Damage(), whole=False))
             file.seek(offset)
@@ -374,12 +365,10 @@ def _lines(file, path, damage, whole, offset=0, number=0):
         if fresh:
             number += 1
             damage.lines += 1
+            if offset == len(raw):  # at the file's beginning; ASCII in UTF-16 passes for valid UTF-8
+                formats.check_head(path, raw + file.peek(HEAD_BYTES), whole)
             if whole and len(raw) >= limit and not raw.endswith(b"\n"):
                 raise UserError(f"{str(path)!r}, línea {number}: un registro de más de {limit >> 20} MB; divídalo")
-            # At the file's beginning; ASCII so written passes for valid UTF-8.
-            if offset == len(raw) and (other := _other_unicode(raw + file.peek(HEAD_BYTES))):
-                raise UserError(f"{str(path)!r}: está en {other}; conviértalo, por ejemplo con iconv -f {other} -t "
-                                "UTF-8")
             if raw[0] == 0xEF:  # of a mark, also within: the file may be several put together
                 raw = raw.removeprefix(codecs.BOM_UTF8)
         fresh, before = raw.endswith(b"\n"), decoder.getstate()
@@ -390,22 +379,11 @@ def _lines(file, path, damage, whole, offset=0, number=0):
             lenient.setstate(before)
             text = lenient.decode(raw, final=fresh)
             decoder.setstate(lenient.getstate())  # a character that the end of a piece cuts goes on in the next one
-            damage.add(path, number, NOT_UTF8)
+            damage.add(path, number, NOT_UTF8, formats.not_utf8(path))
         yield number, text.replace("\r\n", "\n"), (offset, number) if fresh else None
     if decoder.getstate()[0]:  # the file ends in the middle of a character
-        damage.add(path, number, NOT_UTF8)
+        damage.add(path, number, NOT_UTF8, formats.not_utf8(path))
         yield number, "\ufffd", None
-
-
-def _other_unicode(head):
-    """The form of Unicode that a file which begins so is in, or None: by its mark or, where every other byte is a NUL,
-    as of Latin letters in UTF-16, without one."""
-    marked = next((name for mark, name in OTHER_MARKS if head.startswith(mark)), None)
-    head = head[:HEAD_BYTES]
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if marked or min(even, odd) or max(even, odd) <= max(1, len(head) // 4):
-        return marked
-    return "UTF-16BE" if even else "UTF-16LE"
 
 
 def _json_documents(lines, path, damage):

@@ -19,11 +19,11 @@ from aura import hub
 from aura.corpus import SAMPLE_NAME, find
 from aura.errors import UserError
 from aura.files import explain
+from aura.formats import misnamed
 from aura.words import first_of
 
 SAMPLE = Path(__file__).with_name("squad_sample.json")
 HUB = {"squad": ("rajpurkar/squad", None)}
-GZIP = b"\x1f\x8b"  # its first bytes (RFC 1952)
 SUFFIXES = (".json", ".jsonl")
 NOWHERE = -1  # start of an answer that is not where its file says
 MOST_VALIDATION = 5  # of examples that are split, at most one in 5 goes to validation
@@ -260,9 +260,8 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
                         ) from problem
     except UnicodeDecodeError as problem:
-        if problem.object.startswith(GZIP):
-            raise UserError(f"{str(path)!r}: está comprimido con gzip; descomprímalo antes (gunzip)") from problem
-        raise UserError(f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
+        raise misnamed(path, problem.object) or UserError(
+            f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
     except json.JSONDecodeError as problem:
         raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "
                         "corríjalo o vuelva a descargarlo") from problem

@@ -1,13 +1,20 @@
 """Documents from files: formats, damage, bounded memory."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
+import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from aura import corpus, dataset
+from aura import corpus, dataset, formats
 from aura.errors import UserError
 
 
@@ -168,7 +175,7 @@ def test_a_piece_of_a_long_line_does_not_end_within_a_line_end(tmp_path, monkeyp
 
 
 def test_records_none_of_which_has_a_text_are_not_all_read(tmp_path):
-    path = write(tmp_path / "d.jsonl", '{"texto": "x"}\n' * 50_000)
+    path = write(tmp_path / "d.jsonl", '{"n": 7}\n' * 50_000)
     with pytest.raises(UserError, match="dañadas: .* de 1. leídas.*falta la clave «text» con.*en la clave «text»$"):
         next(corpus.open_corpus(str(path)).documents())
 
@@ -223,8 +230,8 @@ def test_what_cannot_be_opened_is_named(tmp_path):
         corpus.open_corpus("https://a.es/l?a=1&b=2")
     with pytest.raises(UserError, match=r"ruta de Windows; en WSL, C:\\Users\\Ana es /mnt/c/Users/Ana$"):
         corpus.open_corpus(r"D:\libros\un libro.txt")
-    with pytest.raises(UserError, match=r"formato.*\.jsonl"):
-        corpus.open_corpus(str(write(tmp_path / "x.pdf", "x")))
+    with pytest.raises(UserError, match=r"formato.*\.jsonl.gz: si es texto, dele un nombre que acabe así$"):
+        corpus.open_corpus(str(write(tmp_path / "x.md", "x")))
     (tmp_path / "vacía").mkdir()
     with pytest.raises(UserError, match="no contiene"):
         corpus.open_corpus(str(tmp_path / "vacía"))
@@ -329,6 +336,72 @@ def test_one_bad_line_counts_the_same_in_whatever_file_it_is(tmp_path):
         write(tmp_path / f"{good}.txt", b"buena\n" * 10_000)
         found = corpus.open_corpus(str(tmp_path))
         assert "mala" in "".join(found.documents()) and found.damage.bad == 1
+
+
+@pytest.mark.parametrize("name, told", [
+    ("t.csv", "es una tabla; .* < {0}/t.csv > {0}/t.jsonl"), ("t.JSON", "es JSON; .* < {0}/t.JSON > {0}/t.jsonl"),
+    ("t.txt.zst", "es un fichero zstd; descomprímalo: zstd -d {0}/t.txt.zst"), ("t.csv.gz", "gzip -d {0}/t.csv.gz"),
+    ("t.zip", "unzip {0}/t.zip -d {0}/t"), ("t.parquet", "python -c .* {0}/t.parquet {0}/t.jsonl"),
+    ("mi tesis.docx", "pandoc -t plain -o '{0}/mi tesis.txt' '{0}/mi tesis.docx'"),
+    ("t.pdf", "es un PDF; conviértalo en un .txt: pdftotext -enc UTF-8 {0}/t.pdf {0}/t.txt")])
+def test_a_file_of_another_kind_is_told_how_to_become_text(tmp_path, name, told):
+    """By its path, or as all that there is in a folder."""
+    for path in (write(tmp_path / name, "x"), tmp_path):
+        with pytest.raises(UserError, match=told.format(tmp_path) + "$"):
+            corpus.open_corpus(str(path))
+
+
+def zipped(name, content="hola"):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+NOT_TEXT = {
+    ".zst": b"\x28\xb5\x2f\xfd\x04\x00hola", ".xz": lzma.compress(b"hola"), ".bz2": bz2.compress(b"hola", 1),
+    ".gz": gzip.compress(b"hola"), ".pdf": b"%PDF-1.4\n", ".parquet": b"PAR1\x15\x04", ".zip": zipped("d.txt"),
+    ".docx": zipped("[Content_Types].xml"), ".odt": zipped("mimetype"), ".epub": zipped("mimetype", "application/epub")}
+
+
+@pytest.mark.parametrize("ending", NOT_TEXT)
+def test_what_is_not_text_is_known_under_the_name_of_a_text(tmp_path, ending):
+    content = NOT_TEXT[ending]
+    for name in ("d.txt", "d.jsonl"):
+        path = write(tmp_path / name, content)
+        way_out = formats.by_name(Path(f"{path}{ending}"))[1]
+        told = f"con otro nombre; dele el suyo (mv -n {path} {path}{ending}) y {way_out}"
+        with pytest.raises(UserError, match=re.escape(told) + "$"):
+            documents(path)
+    path = write(tmp_path / "e.txt.gz", gzip.compress(content))
+    with pytest.raises(UserError, match=re.escape(f"(gzip -dc < {path} > {tmp_path}/e.txt{ending}) y ")):
+        documents(path)
+
+
+def follow(path):
+    """Paste the command with which the complaint about a corpus ends; its exit status."""
+    with pytest.raises(UserError) as caught:
+        documents(path)
+    command = re.search(r"(iconv|python3|gzip -dc) .*", str(caught.value))[0]
+    where = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(["sh", "-c", command], env=where, stderr=subprocess.DEVNULL).returncode
+
+
+RECORDS = [{"título": f"Uno {i}", "d'autor": f"El «ñandú» {i}\nno es; 'él'", "n": i} for i in range(30)]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_list_of_records_becomes_lines_of_them(tmp_path, indent):
+    texts = [{"text": record["d'autor"]} for record in RECORDS]
+    for name in ("a.jsonl", "b.json"):
+        path = write(tmp_path / name, json.dumps(texts, indent=indent))
+        assert follow(path) == 0 and documents(path.with_suffix(".jsonl")) == [text["text"] for text in texts]
+
+
+def test_a_list_is_known_before_it_is_too_long_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "RECORD_BYTES_MAX", 2000)
+    with pytest.raises(UserError, match="es una lista JSON"):
+        documents(write(tmp_path / "d.jsonl", json.dumps(RECORDS)))
 
 
 @pytest.fixture

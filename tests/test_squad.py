@@ -160,7 +160,7 @@ def test_files_that_are_not_text(tmp_path):
     with pytest.raises(UserError, match="no es UTF-8 válido .byte 10."):
         squad.read(tmp_path / "latin.json")
     (tmp_path / "train.json").write_bytes(gzip.compress(b'{"data": []}'))
-    with pytest.raises(UserError, match="comprimido con gzip; descomprímalo antes .gunzip."):
+    with pytest.raises(UserError, match="es un fichero gzip con otro nombre; .*train.json.gz. y .*gzip -d "):
         squad.read(tmp_path / "train.json")
     with pytest.raises(UserError, match="no se puede leer .no existe."):
         squad.read(tmp_path / "nada.json")

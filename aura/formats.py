@@ -1,0 +1,112 @@
+"""What a file holds that is not text as it is read here, and the commands that make it so."""
+
+import codecs
+import re
+import shlex
+from pathlib import Path
+
+from aura.errors import UserError
+
+SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+HEAD_BYTES = 1000  # looked at to tell what a file is
+RECORDS = "para que cada línea sea un objeto JSON con su texto en la clave «text»"
+OTHER_MARKS = ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),  # the first begins as UTF-16's
+               (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"))
+# Each writes JSON lines, of whatever keys: which of them is the text, the complaint about the result asks.
+LIST = "import json,sys; [print(json.dumps(r)) for r in json.load(sys.stdin.buffer)]"
+TABLE = ('import csv,io,json; csv.field_size_limit(1<<30); t=open(0,encoding="utf-8-sig",newline="").read(); '
+         '[print(json.dumps(r)) for r in csv.DictReader(io.StringIO(t,newline=""),'
+         r'delimiter=max(",;\t",key=t.split("\n")[0].count))]')
+PARQUET = "import datasets,sys; datasets.Dataset.from_parquet(sys.argv[1]).to_json(sys.argv[2])"
+# By endings: what such a file is, and the way out; stem is its path without the ending, txt and jsonl what it becomes.
+OTHERS = {
+    ".csv .tsv": ("es una tabla", "conviértala en un .jsonl, con un objeto {\"text\": ...} por línea (si es de Excel, "
+                  f"guárdela antes como «CSV UTF-8»): python3 -c {shlex.quote(TABLE)} < %(file)s > %(jsonl)s"),
+    ".json": ("es JSON", "hace falta un .jsonl, con un objeto {\"text\": ...} por línea: si ya es así, dele ese "
+              f"nombre; si es una lista: python3 -c {shlex.quote(LIST)} < %(file)s > %(jsonl)s"),
+    ".zst .zstd": ("es un fichero zstd", "descomprímalo: zstd -d %(file)s"),
+    ".xz": ("es un fichero xz", "descomprímalo: xz -dk %(file)s"),
+    ".bz2": ("es un fichero bzip2", "descomprímalo: bzip2 -dk %(file)s"),
+    ".gz .tgz": ("es un fichero gzip", "descomprímalo: gzip -d %(file)s"),  # both forms of a .txt would be read
+    ".zip": ("es un zip", "descomprímalo en una carpeta e indique esta: unzip %(file)s -d %(stem)s"),
+    ".tar": ("es un tar",
+             "descomprímalo en una carpeta e indique esta: mkdir %(stem)s && tar -xf %(file)s -C %(stem)s"),
+    ".pdf": ("es un PDF", "conviértalo en un .txt: pdftotext -enc UTF-8 %(file)s %(txt)s"),
+    ".docx .odt .epub .rtf .html .htm": (
+        "es un documento con formato", "conviértalo en un .txt: pandoc -t plain -o %(txt)s %(file)s"),
+    ".parquet": ("es una tabla Parquet", "conviértala en un .jsonl (pip install datasets): "
+                 f"python -c {shlex.quote(PARQUET)} %(file)s %(jsonl)s"),
+}
+MAGIC = {  # what a file begins with, and the ending that its name should have; a zip last, as documents are zips too
+    rb"\x28\xb5\x2f\xfd": ".zst", rb"\xfd7zXZ\0": ".xz", rb"BZh[1-9]1AY&SY": ".bz2", rb"\x1f\x8b": ".gz",
+    rb"%PDF-": ".pdf", rb"PAR1\x15": ".parquet", rb"PK\x03\x04.{26}\[Content_Types\]": ".docx",
+    rb"PK\x03\x04.{26}mimetypeapplication/epub": ".epub", rb"PK\x03\x04.{26}mimetype": ".odt", rb"PK\x03\x04": ".zip"}
+
+
+def packed(path):
+    """Whether a file is compressed, by its name."""
+    return str(path).lower().endswith(".gz")
+
+
+def bare(name):
+    """A file's name or path without the endings of what is read."""
+    for suffix in (".gz", ".txt", ".jsonl"):
+        name = name[:-len(suffix)] if name.lower().endswith(suffix) else name
+    return name
+
+
+def by_name(path):
+    """(what a file is that is not read, the way out) by the ending of its name; None for an ending that tells nothing.
+    """
+    stem, ending = str(path)[:-len(path.suffix) or None], path.suffix.lower()
+    names = {"file": str(path), "stem": stem, "txt": f"{bare(stem)}.txt", "jsonl": f"{bare(stem)}.jsonl"}
+    names = {key: shlex.quote(name) for key, name in names.items()}
+    return next(((what, way_out % names) for endings, (what, way_out) in OTHERS.items() if ending in endings.split()),
+                None)
+
+
+def misnamed(path, head):
+    """The UserError for a file that begins so and by its name would be text; None for what may be text."""
+    ending = next((ending for magic, ending in MAGIC.items() if re.match(magic, head, re.DOTALL)), None)
+    if ending is None:
+        return None
+    true_name = Path(re.sub(r"(?i)\.gz$", "", str(path)) + ending)
+    what, way_out = by_name(true_name)
+    move = f"gzip -dc < {shlex.quote(str(path))} >" if packed(path) else f"mv -n {shlex.quote(str(path))}"
+    return UserError(f"{str(path)!r}: {what} con otro nombre; dele el suyo ({move} {shlex.quote(str(true_name))}) y "
+                     f"{way_out}")
+
+
+def check_head(path, head, records):
+    """Raise UserError for a file that begins so and is not UTF-8 text or, where it should hold records, is a list."""
+    head = head[:HEAD_BYTES]
+    if problem := misnamed(path, head):
+        raise problem
+    if other := _other_unicode(head):
+        raise UserError(f"{str(path)!r}: está en {other}; conviértalo: {in_place(path, f'iconv -f {other} -t UTF-8')}")
+    if records and head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        raise UserError(f"{str(path)!r}: es una lista JSON, y hace falta un objeto {{\"text\": ...}} por línea; "
+                        f"conviértala: {in_place(path, f'python3 -c {shlex.quote(LIST)}')}")
+
+
+def _other_unicode(head):
+    """The form of Unicode that a file which begins so is in, or None: by its mark or, where every other byte is a NUL,
+    as of Latin letters in UTF-16, without one."""
+    marked = next((name for mark, name in OTHER_MARKS if head.startswith(mark)), None)
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if marked or min(even, odd) or max(even, odd) <= max(1, len(head) // 4):
+        return marked
+    return "UTF-16BE" if even else "UTF-16LE"
+
+
+def in_place(path, command):
+    """The shell command that puts in a file's place what `command` makes of its text, unless that fails."""
+    file, new, new_gz = (shlex.quote(f"{path}{ending}") for ending in ("", ".nuevo", ".nuevo.gz"))
+    if packed(path):  # the status of a pipe is that of its end
+        return f"gzip -dc < {file} | {command} > {new} && gzip {new} && mv {new_gz} {file}"
+    return f"{command} < {file} > {new} && mv {new} {file}"
+
+
+def not_utf8(path):
+    """The way out for a file of text in another encoding, which most often is that of Windows."""
+    return "o conviértalo a UTF-8, por ejemplo con iconv -f CP1252 -t UTF-8 si viene de Windows"
