@@ -109,4 +109,5 @@ def in_place(path, command):
 
 def not_utf8(path):
     """The way out for a file of text in another encoding, which most often is that of Windows."""
-    return "o conviértalo a UTF-8, por ejemplo con iconv -f CP1252 -t UTF-8 si viene de Windows"
+    return ("o conviértalo a UTF-8 (si hay muchos así, vea docs/tensordock.md); si viene de Windows: "
+            f"{in_place(path, 'iconv -f CP1252 -t UTF-8')}")

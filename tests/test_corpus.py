@@ -131,7 +131,7 @@ def test_the_file_to_mend_is_the_one_named_as_the_first(tmp_path):
     """In a folder, the damage may become too much only in a later file."""
     write(tmp_path / "a.txt", b"ca\xf1a\n" * 2)
     write(tmp_path / "b.jsonl", "roto\n" * 20)
-    with pytest.raises(UserError, match=r"la primera: .*a\.txt, línea 1: .* corrija '.*a\.txt' o conviértalo a UTF-8,"):
+    with pytest.raises(UserError, match=r"la primera: .*a\.txt, línea 1: .* corrija '.*a\.txt' o conviértalo a UTF-8 "):
         documents(tmp_path)
 
 
@@ -402,6 +402,25 @@ def test_a_list_is_known_before_it_is_too_long_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "RECORD_BYTES_MAX", 2000)
     with pytest.raises(UserError, match="es una lista JSON"):
         documents(write(tmp_path / "d.jsonl", json.dumps(RECORDS)))
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16-le"])
+def test_a_text_in_another_encoding_is_replaced_by_one_that_is_read(tmp_path, encoding, ending):
+    """What is put beside it would not do in a folder: the one that is there would still be read."""
+    for number in range(2):
+        content = f"El ñandú {number} corrió.\n".encode(encoding) * 30
+        write(tmp_path / f"mi libro {number}.{ending}", gzip.compress(content) if ending.endswith("gz") else content)
+    assert follow(tmp_path) == 0 and follow(tmp_path) == 0
+    assert [document[:10] for document in documents(tmp_path)] == ["El ñandú 0", "El ñandú 1"]
+
+
+@pytest.mark.parametrize("name", ["d.txt", "d.txt.gz"])
+def test_a_text_that_cannot_be_converted_stays_as_it_is(tmp_path, name):
+    content = "ñandú".encode("cp1252") + b" \x81\n"
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    before = path.read_bytes()
+    assert follow(path) != 0 and path.read_bytes() == before
 
 
 @pytest.fixture
