@@ -391,14 +391,15 @@ def _json_documents(lines, path, damage):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
+            record = json.loads(line)
+            text = record["text"]
             text.encode("utf-8")  # "\ud800" is valid JSON and not a character
         except UnicodeEncodeError:
             damage.add(path, number, "el texto contiene medio carácter (sustituto suelto)")
         except (ValueError, RecursionError):  # a number of thousands of digits is a plain ValueError
             damage.add(path, number, "no es JSON válido")
         except (KeyError, TypeError, AttributeError):
-            damage.add(path, number, "falta la clave «text» con un texto")
+            damage.add(path, number, *formats.without_text(path, record))
         else:
             *parts, last = _pieces(text, RECORD_TEXT_MAX)
             for part, place in [*((part, None) for part in parts), (last, after)]:

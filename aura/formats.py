@@ -1,15 +1,18 @@
 """What a file holds that is not text as it is read here, and the commands that make it so."""
 
 import codecs
+import json
 import re
 import shlex
 from pathlib import Path
 
 from aura.errors import UserError
+from aura.words import first_of
 
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 HEAD_BYTES = 1000  # looked at to tell what a file is
 RECORDS = "para que cada línea sea un objeto JSON con su texto en la clave «text»"
+KEY_MAX = 40  # characters of a key that a message names
 OTHER_MARKS = ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),  # the first begins as UTF-16's
                (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"))
 # Each writes JSON lines, of whatever keys: which of them is the text, the complaint about the result asks.
@@ -111,3 +114,17 @@ def not_utf8(path):
     """The way out for a file of text in another encoding, which most often is that of Windows."""
     return ("o conviértalo a UTF-8 (si hay muchos así, vea docs/tensordock.md); si viene de Windows: "
             f"{in_place(path, 'iconv -f CP1252 -t UTF-8')}")
+
+
+def without_text(path, record):
+    """(what is wrong, the way out) with a record that has no text under «text», but may have one under another key."""
+    wrong = "falta la clave «text» con un texto"
+    sizes = {key: len(value) for key, value in record.items() if isinstance(value, str) and key.isprintable()
+             and len(key) <= KEY_MAX} if isinstance(record, dict) else {}
+    if not sizes:
+        return wrong, RECORDS
+    longest = max(sizes, key=sizes.get)
+    code = ('import json,sys; [print(json.dumps({**(r:=json.loads(l)),"text":r.get('
+            f'{json.dumps(longest, ensure_ascii=False)})}})) for l in sys.stdin.buffer if l.strip()]')
+    return (f"{wrong}; tiene {first_of([f'«{key}»' for key in sizes], 6)}",
+            f"{RECORDS}; si es «{longest}»: {in_place(path, f'python3 -c {shlex.quote(code)}')}")

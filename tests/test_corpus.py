@@ -388,6 +388,17 @@ def follow(path):
 
 
 RECORDS = [{"título": f"Uno {i}", "d'autor": f"El «ñandú» {i}\nno es; 'él'", "n": i} for i in range(30)]
+LINES = "\n".join(json.dumps(record, ensure_ascii=False) for record in RECORDS)
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz"])
+def test_a_text_under_another_key_is_named_and_put_under_its_own(tmp_path, name):
+    content = f"\ufeff{LINES}\n\n".encode()
+    path = write(tmp_path / f"un 'libro' {name}", gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(UserError, match="línea 1: falta la clave «text» con un texto; tiene «título» y «d'autor».; "):
+        documents(path)
+    assert follow(path) == 0 and documents(tmp_path) == [record["d'autor"] for record in RECORDS]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -402,6 +413,15 @@ def test_a_list_is_known_before_it_is_too_long_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "RECORD_BYTES_MAX", 2000)
     with pytest.raises(UserError, match="es una lista JSON"):
         documents(write(tmp_path / "d.jsonl", json.dumps(RECORDS)))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_becomes_records(tmp_path, separator):
+    rows = [separator.join(["cuerpo", "título"]), *(separator.join([f'"El ""ñandú"" {i},\ny; más\t"', '"Uno"'])
+                                                     for i in range(30))]
+    assert follow(write(tmp_path / "d.csv", "\ufeff" + "\r\n".join(rows))) == 0
+    assert follow(tmp_path / "d.jsonl") == 0
+    assert documents(tmp_path / "d.jsonl") == [f'El "ñandú" {i},\ny; más\t' for i in range(30)]
 
 
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
