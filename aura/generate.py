@@ -62,11 +62,17 @@ def _write(args):
         warn(f"Aviso: --prompt tiene {given} tokens y el modelo ve {seen}: sigue por los últimos {seen}.")
     for number in range(args.num_samples):
         started = time.perf_counter()
-        text, count = sampling.write(model, tokenizer, args.prompt, args.length, seed=args.seed + number,
-                                     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+        try:
+            _, count = sampling.write(model, tokenizer, args.prompt, args.length, say=_say, seed=args.seed + number,
+                                      temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+        finally:  # also of a text that Ctrl+C cuts short, or "Interrumpido." would stand in its last line
+            print()
         seconds = time.perf_counter() - started
-        print(harmless(text))
         print(f"--- {count} tokens, {count / seconds:.0f} tokens/s ---")
+
+
+def _say(part):
+    print(harmless(part), end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import torch
 
 from aura.errors import UserError
 
+UNFINISHED = "\ufffd"  # what a decoder gives for a character of which some bytes are still to come
+
 
 @torch.no_grad()
 def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
@@ -33,11 +35,11 @@ def choose(logits, generator, temperature=1.0, top_k=0, top_p=1.0):
 
 @torch.no_grad()
 def generate(model, prompt, length, *, eos_id=None, seed=0, pieces=None, stopped=None, **choice):
-    """Continue the token ids `prompt` (list of int) by at most `length` tokens; stops before eos_id.
+    """Yield the ids by which the token ids `prompt` (list of int) go on: at most `length`, and none from eos_id on.
 
     pieces: how many ids the tokenizer has, where the model may have more. stopped() -> whether to end at once. choice:
     temperature, top_k, top_p of `choose`. Of a prompt longer than the context only the end is seen. When the context is
-    full, its older half is forgotten. The model is left in the mode it was in. Returns the new ids (list of int).
+    full, its older half is forgotten. The model is left in the mode it was in.
     """
     training = model.training
     model.eval()
@@ -58,15 +60,36 @@ def generate(model, prompt, length, *, eos_id=None, seed=0, pieces=None, stopped
                 break
             tokens.append(token)
             pending = [token]
+            yield token
     finally:
         model.train(training)
-    return tokens[len(prompt):]
 
 
-def write(model, tokenizer, prompt, length, **choice):
-    """(the text `prompt` and how the model goes on with it, the number of new tokens); the rest as generate()."""
-    before = tokenizer.encode(prompt) or [tokenizer.eos_id]
-    ids = generate(model, before, length, eos_id=tokenizer.eos_id, pieces=tokenizer.vocab_size, **choice)
-    # Together: a decoder may strip the space that a text begins with, and this one begins in the middle.
-    known, whole = tokenizer.decode(before), tokenizer.decode(before + ids)
-    return prompt + (whole[len(known):] if whole.startswith(known) else tokenizer.decode(ids)), len(ids)
+def write(model, tokenizer, prompt, length, *, say=None, **choice):
+    """(the text `prompt` and how the model goes on with it, the number of new tokens); the rest as generate().
+
+    say(part): is told the text while it is written, in parts.
+    """
+    ids = tokenizer.encode(prompt) or [tokenizer.eos_id]
+    given = told = len(ids)  # told: of how many ids the text is in `parts`
+    start, parts = 0, []
+
+    def untold():
+        # Together: a decoder may strip the space that a text begins with, and this one begins in the middle.
+        known, whole = tokenizer.decode(ids[start:told]), tokenizer.decode(ids[start:])
+        return whole[len(known):] if whole.startswith(known) else tokenizer.decode(ids[told:])
+
+    def tell(part):
+        parts.append(part)
+        if say and part:
+            say(part)
+
+    tell(prompt)
+    for token in generate(model, ids, length, eos_id=tokenizer.eos_id, pieces=tokenizer.vocab_size, **choice):
+        ids.append(token)
+        part = untold()
+        if part and not part.endswith(UNFINISHED):
+            tell(part)
+            start, told = told, len(ids)
+    tell(untold())
+    return "".join(parts), len(ids) - given

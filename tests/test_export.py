@@ -92,6 +92,14 @@ def loaded(tmp_path, **options):
     return tokenizers.load(path)
 
 
+def of_the_library(kind, tmp_path):
+    """A tokenizer.json with the pieces of `kind`."""
+    made = kind()
+    made.train_from_iterator([rich_text()], vocab_size=300, show_progress=False)
+    made.save(str(tmp_path / "otro.json"))
+    return tokenizers.load(tmp_path / "otro.json")
+
+
 def test_our_tokenizer_encodes_and_decodes_alike(tokenizer, tmp_path):
     theirs = exported(tokenizer, tmp_path)
     assert_equal(tokenizer, theirs, TEXTS + strings(3000) + [corpus_text(2)])
@@ -110,10 +118,7 @@ def test_every_single_id_decodes_alike(tokenizer, tmp_path):
 
 def test_the_tokenizer_of_another_run_is_set_aside(tokenizer, tmp_path):
     tokenizers.export_files(tokenizer, tmp_path)
-    made = hf.ByteLevelBPETokenizer()
-    made.train_from_iterator([rich_text()], vocab_size=300, show_progress=False)
-    made.save(str(tmp_path / "otro.json"))
-    other = tokenizers.load(tmp_path / "otro.json")
+    other = of_the_library(hf.ByteLevelBPETokenizer, tmp_path)
     for _ in range(2):
         tokenizers.export_files(other, tmp_path)
     assert tokenizers.load(tmp_path).sha256 == other.sha256
@@ -286,7 +291,7 @@ def test_transformers_writes_the_same(handed_over, tokenizer):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for prompt in ("Ana compró", "junto al mar", "\n"):
         ids = tokenizer.encode(prompt)
-        ours = sampling.generate(model, ids, 12, eos_id=tokenizer.eos_id, temperature=0)
+        ours = list(sampling.generate(model, ids, 12, eos_id=tokenizer.eos_id, temperature=0))
         continued = theirs.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
                                     do_sample=False, max_new_tokens=12)[0, len(ids):].tolist()
         assert [token for token in continued if token != tokenizer.eos_id] == ours
@@ -581,11 +586,49 @@ def test_a_description_of_endless_brackets_is_a_damaged_one(model, tokenizer, tm
 def test_pieces_that_colour_the_terminal_are_written_out(model, tokenizer, tmp_path, monkeypatch, capsys):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     seeds = []
-    monkeypatch.setattr(sampling, "write", lambda *_, **given: seeds.append(given["seed"]) or ("a\x1b[2Jb", 1))
+    monkeypatch.setattr(sampling, "write", lambda *_, say, **given: (seeds.append(given["seed"]) or say("a\x1b[2Jb"), 1))
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--seed", "7", "--num-samples", "3"])
     generate.main()
     assert seeds == [7, 8, 9]  # or all texts would be one
     assert capsys.readouterr().out.startswith("a\\x1b[2Jb\n")
+
+
+@pytest.mark.parametrize("kind", [None, "unigram", hf.SentencePieceBPETokenizer, hf.ByteLevelBPETokenizer])
+def test_a_text_told_in_parts_is_the_text(kind, tokenizer, tmp_path, monkeypatch):
+    """Characters of several tokens come whole, bytes that are no character as if all had been decoded at once."""
+    used, dice = tokenizer, random.Random(0)
+    if kind:
+        used = loaded(tmp_path, model_type=kind) if kind == "unigram" else of_the_library(kind, tmp_path)
+    for prompt in ("", "Ana compró", "a ", "漢😀"):
+        before = used.encode(prompt) or [used.eos_id]
+        known = used.decode(before)
+        drawn = dice.choices(range(used.vocab_size), k=300)
+        for ids in (*map(used.encode, ("", " niña 漢字😀 y ▁\n fin", "👩\u200d👧")), drawn):
+            whole, parts = used.decode(before + ids), []
+            assert whole.startswith(known)
+            monkeypatch.setattr(sampling, "generate", lambda *_, ids=ids, **__: iter(ids))
+            text, count = sampling.write(None, used, prompt, 300, say=parts.append)
+            assert text == "".join(parts) == prompt + whole[len(known):] and count == len(ids) and all(parts)
+            assert not any(part.endswith("\ufffd") for part in parts[:-1])
+            assert len(ids) < 300 or len(parts) > 100, "told while it is written"
+
+
+def test_a_text_is_printed_while_it_is_written_and_its_line_ends(model, tokenizer, tmp_path, monkeypatch):
+    path, shown, pipe = save(model, tokenizer, tmp_path / "gpt.pth"), [], io.BytesIO()
+
+    def written(*_, **__):
+        for token in tokenizer.encode("junto al mar"):
+            yield token
+            shown.append(pipe.getvalue().decode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampling, "generate", written)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, encoding="utf-8", line_buffering=True))
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--prompt", "Ana "])
+    with pytest.raises(KeyboardInterrupt):
+        generate.main()
+    assert shown == sorted(set(shown), key=len) and shown[0] != shown[-1] == "Ana junto al mar"
+    assert pipe.getvalue().decode() == "Ana junto al mar\n"
 
 
 def test_what_leaves_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, monkeypatch, capsys):

@@ -185,12 +185,12 @@ def test_heads_must_divide_the_width():
 
 def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     model = gpt.GPT(TINY).init_weights(1).train()
-    first = sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9)
-    assert first == sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9)
-    assert first != sampling.generate(model, [1, 2, 3], 40, seed=6, top_k=20, top_p=0.9)
+    first = list(sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9))
+    assert first == list(sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9))
+    assert first != list(sampling.generate(model, [1, 2, 3], 40, seed=6, top_k=20, top_p=0.9))
     assert len(first) == 40 and model.training
     asked = iter([False, False, True])
-    cut = sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked))
+    cut = list(sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked)))
     assert cut == first[:2] and model.training
 
 
@@ -235,7 +235,7 @@ def test_a_stop_cuts_a_sample_short():
 def test_generation_sees_the_end_of_a_prompt_longer_than_the_context():
     model, seen = gpt.GPT(TINY).init_weights(1), []
     model.register_forward_pre_hook(lambda _, given: seen.append(given[0].tolist()[0]))
-    written = sampling.generate(model, list(range(50)), 5, temperature=0)
+    written = list(sampling.generate(model, list(range(50)), 5, temperature=0))
     assert len(written) == 5 and seen[0] == list(range(50))[-TINY.seq_len:]
     assert seen[1] == [*range(50), written[0]][-(TINY.seq_len // 2):], "then the older half goes"
 

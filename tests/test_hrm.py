@@ -269,8 +269,8 @@ def test_all_ways_of_carrying_it_out_agree():
 
 def test_generation():
     model = build(TINY)
-    ids = sampling.generate(model, [1, 2, 3], 40, temperature=0)
-    assert len(ids) == 40 and ids == sampling.generate(model, [1, 2, 3], 40, temperature=0) and model.training
+    ids = list(sampling.generate(model, [1, 2, 3], 40, temperature=0))
+    assert len(ids) == 40 and ids == list(sampling.generate(model, [1, 2, 3], 40, temperature=0)) and model.training
 
 
 def test_a_width_that_does_not_fit():
