@@ -13,7 +13,7 @@ import torch
 
 import aura
 from aura import tokenizer as tokenizers
-from aura.checkpoint import read, save_file
+from aura.checkpoint import found, read, save_file, step_of
 from aura.errors import TrainingFault, UserError
 from aura.files import MISSHAPEN, explain, path_called, regular, remove_partials, set_aside, write_bytes, write_json
 
@@ -160,6 +160,11 @@ def read_output(path):
             raise UserError(f"--checkpoint {str(path)!r}: su tokenizador no es de SentencePiece, así que no es de un "
                             "modelo que escriba texto; un BERT está ya en su --output, en el formato que leen "
                             "otras herramientas") from problem
+    if "own" in state:
+        above = os.path.normpath(path.parent / "..")
+        whole = next((str(each) for each in found(above) if step_of(each) == step_of(path)), None)
+        raise UserError(f"--checkpoint {str(path)!r}: es lo que un proceso guarda solo para sí, sin el modelo: indique "
+                        + (repr(whole) if whole else "el punto de control de ese paso, de la carpeta de encima"))
     beside = path.with_suffix(".json")
     if not beside.exists():
         beside = path.with_name(DESCRIPTION)

@@ -543,6 +543,20 @@ def test_a_model_beside_another_tokenizer_writes_nothing(model, tokenizer, tmp_p
         generate.main()
 
 
+def test_what_a_process_keeps_for_itself_is_called_that(tmp_path, monkeypatch):
+    (tmp_path / "rank-00000").mkdir()
+    own, whole = tmp_path / "rank-00000" / "ckpt-00000024.pt", tmp_path / "interrupt-step-24.pt"
+    checkpoint.save_file(own, {"own": {}, "sync": {}})
+    for why in ("indique el punto de control de ese paso, de la carpeta de encima", f"indique '{whole}'"):
+        with pytest.raises(UserError, match=f"{own}': es lo que un proceso guarda solo para sí, sin el modelo: {why}$"):
+            output.read_output(own)
+        whole.touch()
+        (tmp_path / "ckpt-00000025.pt").touch()
+    monkeypatch.chdir(own.parent)
+    with pytest.raises(UserError, match="'ckpt-00000024.pt': .* indique '../interrupt-step-24.pt'$"):
+        output.read_output(own.name)
+
+
 @pytest.mark.parametrize("name, reads", [("gpt.json", "read_text"), ("gpt.tokenizer.model", "read_bytes")])
 def test_what_may_not_be_read_beside_a_model_is_called_that(model, tokenizer, tmp_path, monkeypatch, name, reads):
     path, reading = save(model, tokenizer, tmp_path / "gpt.pth"), getattr(Path, reads)
