@@ -1,5 +1,6 @@
 """The model that a run hands over: its weights and, beside them, what another program needs to use them."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from aura.errors import TrainingFault, UserError
 from aura.files import MISSHAPEN, explain, path_called, regular, remove_partials, set_aside, write_bytes, write_json
 
 DESCRIPTION = "model_config.json"  # in a folder of one model
+DESCRIPTION_MOST = 10**6  # bytes; what is larger is no description, and among data there may be gigabytes of JSON
 
 
 def plain_arguments(args):
@@ -177,10 +179,27 @@ def read_output(path):
     except (OSError, *MISSHAPEN) as problem:
         named = repr(beside.name)
         if not beside.exists():  # the two scripts call it differently: which of them wrote the model is not known
-            named = f"{path.with_suffix('.json').name!r} (de train_tensordock.py, {named})"
+            expected = path.with_suffix(".json").name
+            named = f"{expected!r} (de train_tensordock.py, {named})"
+            if len(others := _descriptions(path.parent)) == 1:
+                # Not renamed: its own model may lie there too, and could not be used without it.
+                raise UserError(f"falta {named} junto a {str(path)!r}: si es {others[0]!r}, cópielo con el nombre "
+                                f"{expected!r}") from problem
         raise UserError(f"falta {named} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem
     return config, state, _own_tokenizer(path, vocabulary, known)
+
+
+def _descriptions(folder):
+    """Names of the files in `folder` that describe a model as save_output() does."""
+    names = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, *MISSHAPEN):
+            if regular(path).stat().st_size < DESCRIPTION_MOST:
+                description = json.loads(path.read_text(encoding="utf-8-sig"))
+                if isinstance(description["config"], dict) and isinstance(description["tokenizer"], str):
+                    names.append(path.name)
+    return names
 
 
 def _own_tokenizer(path, vocabulary, known):
@@ -194,5 +213,9 @@ def _own_tokenizer(path, vocabulary, known):
         raise UserError(f"{str(vocabulary)!r} no se puede leer ({explain(problem)}): corrija sus permisos") from problem
     except (OSError, UserError):  # which advises to name another, and that cannot be done here
         pass
-    raise UserError(f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}: cópielo a su lado desde "
-                    "donde se entrenó")
+    wanted = f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}"
+    for other in path.parent.glob(f"*tokenizer{vocabulary.suffix}") if not vocabulary.exists() else ():
+        with contextlib.suppress(OSError):
+            if hashlib.sha256(regular(other).read_bytes()).hexdigest() == known:
+                raise UserError(f"{wanted}; {other.name!r} es el mismo: cópielo con ese nombre, {vocabulary.name!r}")
+    raise UserError(f"{wanted}: cópielo a su lado desde donde se entrenó")

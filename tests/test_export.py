@@ -543,6 +543,32 @@ def test_a_model_beside_another_tokenizer_writes_nothing(model, tokenizer, tmp_p
         generate.main()
 
 
+def test_a_model_under_another_name_is_told_which_files_are_its_own(model, tokenizer, tmp_path, monkeypatch):
+    path = save(model, tokenizer, tmp_path / "gpt.pth").rename(tmp_path / "mio.pth")
+    described = tmp_path / "gpt.json"
+    (tmp_path / "otro.tokenizer.model").write_bytes(b"another's")
+    kept = (tmp_path / "gpt.tokenizer.model").rename(tmp_path / "aparte")
+    for name, content in (("lista.json", "[1]"), ("roto.json", "{"), ("c.json", '{"config": {}, "tokenizer": 3}'),
+                          ("datos.json", described.read_text() + " " * output.DESCRIPTION_MOST)):
+        (tmp_path / name).write_text(content)
+    os.mkfifo(tmp_path / "tubo.json")
+    os.mkfifo(tmp_path / "tubo.tokenizer.model")
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--length", "1"])
+    with pytest.raises(UserError, match=r"falta 'mio.json' .* junto a .*: si es 'gpt.json', cópielo .* 'mio.json'$"):
+        generate.main()
+    (tmp_path / "b.json").write_bytes(described.read_bytes())
+    with pytest.raises(UserError, match=r"falta 'mio.json' .*: cópielo también"):
+        generate.main()
+    described.rename(tmp_path / "mio.json")
+    with pytest.raises(UserError, match=r"'gpt.tokenizer.model', no está: cópielo a su lado desde"):
+        generate.main()
+    kept.rename(tmp_path / "mio.tokenizer.model")
+    with pytest.raises(UserError, match=r"'gpt.tokenizer.model', no está; 'mio.tokenizer.model' es el mismo: cópielo"):
+        generate.main()
+    (tmp_path / "mio.tokenizer.model").rename(tmp_path / "gpt.tokenizer.model")
+    assert generate.main() == 0
+
+
 def test_what_a_process_keeps_for_itself_is_called_that(tmp_path, monkeypatch):
     (tmp_path / "rank-00000").mkdir()
     own, whole = tmp_path / "rank-00000" / "ckpt-00000024.pt", tmp_path / "interrupt-step-24.pt"
