@@ -56,7 +56,8 @@ def main():
         raise UserError(f"--to {' '.join(args.to)}: se esperan un formato y una carpeta, por ejemplo --to hf gpt2-hf")
     name, directory = args.to
     if name not in FORMATS:
-        raise UserError(f"--to {name!r}: formato desconocido; existe {', '.join(FORMATS)}")
+        raise UserError(f"--to {name!r}: formato desconocido; existe {', '.join(FORMATS)}, la carpeta que abre "
+                        "transformers (GGUF, el de llama.cpp y Ollama, no se escribe)")
     if not directory.strip():
         raise UserError("--to hf '': no es el nombre de una carpeta")
     final = path_called(directory, f"--to hf {directory!r}", "indique otro nombre").resolve()

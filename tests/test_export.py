@@ -691,7 +691,7 @@ def test_what_leaves_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, 
 
 def test_bad_orders_are_named(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
-    with pytest.raises(UserError, match="'gguf'.*hf"):
+    with pytest.raises(UserError, match="'gguf'.* existe hf, .*GGUF, el de llama.cpp y Ollama, no se escribe"):
         run(monkeypatch, "--checkpoint", path, "--to", "gguf", "x")
     with pytest.raises(UserError, match="un formato y una carpeta"):
         run(monkeypatch, "--checkpoint", path, "--to", "hf")
