@@ -435,17 +435,20 @@ def verdict(job, steps, steps_per_epoch, peak_flops, target_hours, by_steps=Fals
 
 
 def _computing_less(job, card, tokens):
-    """One Spanish line: memory and time of the job if it computed nothing twice or, where that does not fit, less."""
+    """One Spanish line: memory and time of the job if it computed nothing twice or, where that does not fit, less; none
+    where that would save nothing to speak of. As a list."""
     lighter = [(replace(job, grad_checkpointing=False), "--no_gradient_checkpointing")]
     if not job.selective:
         lighter.append((replace(job, grad_checkpointing="selective"), "--gradient_checkpointing selective"))
     for other, flags in lighter:
         if peak(other) <= card.memory:
-            share = hardware_flops_per_token(other) / hardware_flops_per_token(job)
+            saved = f"{100 * (1 - hardware_flops_per_token(other) / hardware_flops_per_token(job)):.0f}"
+            if saved == "0":
+                return []
             time = f": {told(hours(other, tokens, card.flops))}" if card.flops else ""
-            return (f"Consejo: sobra memoria; con {flags} también cabe ({peak(other) / 1e9:.2f} GB) y el cálculo es un "
-                    f"{100 * (1 - share):.0f} % menor{time}")
-    return f"Sin gradient checkpointing pediría {peak(lighter[0][0]) / 1e9:.2f} GB: no cabe"
+            return [f"Consejo: sobra memoria; con {flags} también cabe ({peak(other) / 1e9:.2f} GB) y el cálculo es un "
+                    f"{saved} % menor{time}"]
+    return [f"Sin gradient checkpointing pediría {peak(lighter[0][0]) / 1e9:.2f} GB: no cabe"]
 
 
 def _share(value):
@@ -492,5 +495,5 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
                      f"{100 * UTILISATION:.0f} % (MFU {mfu:.0f} %)")
         shown.append(f"Veredicto: {verdict(job, steps, steps_per_epoch, card.flops, target_hours, by_steps)}")
     if job.grad_checkpointing and fits:
-        shown.append(_computing_less(job, card, tokens))
+        shown += _computing_less(job, card, tokens)
     return shown

@@ -320,3 +320,6 @@ def test_the_plan_says_what_it_would_take_to_compute_nothing_twice():
     for job, available in ((some, need - 1), (twice, less - 1)):
         assert last(job, available) == f"Sin gradient checkpointing pediría {need / 1e9:.2f} GB: no cabe"
     assert last(once, need, 312e12).startswith("Veredicto")
+    # Of so small a model almost all is computed in the head, which nothing recomputes.
+    tiny = gpt.GPTConfig(vocab_size=50_000, seq_len=32, n_layer=1, n_head=2, n_embd=32)
+    assert last(plan.Job(tiny, 8, 4, "full", "bf16"), need, 312e12).startswith("Veredicto")
