@@ -626,7 +626,7 @@ def test_a_description_of_endless_brackets_is_a_damaged_one(model, tokenizer, tm
 def test_pieces_that_colour_the_terminal_are_written_out(model, tokenizer, tmp_path, monkeypatch, capsys):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     seeds = []
-    monkeypatch.setattr(sampling, "write", lambda *_, say, **given: (seeds.append(given["seed"]) or say("a\x1b[2Jb"), 1))
+    monkeypatch.setattr(sampling, "write", lambda *_, say, seed, **__: (seeds.append(seed) or say("a\x1b[2Jb"), 1))
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--seed", "7", "--num-samples", "3"])
     generate.main()
     assert seeds == [7, 8, 9]  # or all texts would be one
