@@ -1,7 +1,9 @@
 """What a file holds that is not text as it is read here, and the commands that make it so."""
 
 import codecs
+import itertools
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -21,7 +23,9 @@ TABLE = ('import csv,io,json; csv.field_size_limit(1<<30); t=open(0,encoding="ut
          '[print(json.dumps(r)) for r in csv.DictReader(io.StringIO(t,newline=""),'
          r'delimiter=max(",;\t",key=t.split("\n")[0].count))]')
 PARQUET = "import datasets,sys; datasets.Dataset.from_parquet(sys.argv[1]).to_json(sys.argv[2])"
-# By endings: what such a file is, and the way out; stem is its path without the ending, txt and jsonl what it becomes.
+LOWER = (".zst", ".zstd", ".xz", ".bz2")  # to these programs another case is another ending
+# By endings: what such a file is, and the way out; stem is its path without the ending, txt and jsonl what it becomes,
+# none of them there before.
 OTHERS = {
     ".csv .tsv": ("es una tabla", "conviértala en un .jsonl, con un objeto {\"text\": ...} por línea (si es de Excel, "
                   f"guárdela antes como «CSV UTF-8»): python3 -c {shlex.quote(TABLE)} < %(file)s > %(jsonl)s"),
@@ -58,32 +62,56 @@ def bare(name):
     return name
 
 
-def by_name(path):
+def by_name(path, leaves=None):
     """(what a file is that is not read, the way out) by the ending of its name; None for an ending that tells nothing.
-    """
+    leaves: the path that the file has before it is called so."""
     stem, ending = str(path)[:-len(path.suffix) or None], path.suffix.lower()
-    names = {"file": str(path), "stem": stem, "txt": f"{bare(stem)}.txt", "jsonl": f"{bare(stem)}.jsonl"}
-    names = {key: shlex.quote(name) for key, name in names.items()}
-    return next(((what, way_out % names) for endings, (what, way_out) in OTHERS.items() if ending in endings.split()),
-                None)
+    what, way_out = next((told for endings, told in OTHERS.items() if ending in endings.split()), (None, ""))
+    if what is None:
+        return None
+    names = {"file": path, "given": path, **{key: _free(name, leaves) for key, name in (
+        ("stem", stem), ("txt", f"{bare(stem)}.txt"), ("jsonl", f"{bare(stem)}.jsonl"))}}
+    if ending in LOWER and path.suffix != ending:
+        names["file"] = path.with_suffix(ending)
+        way_out = way_out.replace(": ", ": mv -n %(given)s %(file)s && ", 1)
+    return what, way_out % {key: _word(name) for key, name in names.items()}
 
 
-def misnamed(path, head):
-    """The UserError for a file that begins so and by its name would be text; None for what may be text."""
+def _word(path):
+    """A path as a word of a command, in which it is no option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
+def _free(path, leaves=None):
+    """The path, or one like it that leads to nothing; what is at `leaves` will have gone."""
+    folder, name = os.path.split(path)
+    stem, dot, endings = name.partition(".")
+    names = (os.path.join(folder, f"{stem}-{number}{dot}{endings}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], names) if free == str(leaves) or not os.path.lexists(free))
+
+
+def misnamed(path, head, unpacked=False):
+    """The UserError for a file that begins so, once `unpacked` if it is, and should be text; None for what may be."""
     ending = next((ending for magic, ending in MAGIC.items() if re.match(magic, head, re.DOTALL)), None)
     if ending is None:
         return None
-    true_name = Path(re.sub(r"(?i)\.gz$", "", str(path)) + ending)
-    what, way_out = by_name(true_name)
-    move = f"gzip -dc < {shlex.quote(str(path))} >" if packed(path) else f"mv -n {shlex.quote(str(path))}"
-    return UserError(f"{str(path)!r}: {what} con otro nombre; dele el suyo ({move} {shlex.quote(str(true_name))}) y "
-                     f"{way_out}")
+    path, file = Path(path), _word(path)
+    if path.suffix.lower() == ending:
+        what, way_out = by_name(path)
+        if unpacked:
+            inner = _word(path.with_suffix(""))
+            what, way_out = "está comprimido dos veces", f"quédese con una: gzip -d {file} && mv -n {inner} {file}"
+        return UserError(f"{str(path)!r}: {what}; {way_out}")
+    true_name = Path(_free((str(path.with_suffix("")) if unpacked else str(path)) + ending))
+    what, way_out = by_name(true_name, None if unpacked else path)
+    move = f"gzip -dc < {file} >" if unpacked else f"mv -n {file}"
+    return UserError(f"{str(path)!r}: {what} con otro nombre; dele el suyo ({move} {_word(true_name)}) y {way_out}")
 
 
 def check_head(path, head, records):
     """Raise UserError for a file that begins so and is not UTF-8 text or, where it should hold records, is a list."""
     head = head[:HEAD_BYTES]
-    if problem := misnamed(path, head):
+    if problem := misnamed(path, head, packed(path)):
         raise problem
     if other := _other_unicode(head):
         raise UserError(f"{str(path)!r}: está en {other}; conviértalo: {in_place(path, f'iconv -f {other} -t UTF-8')}")
@@ -104,9 +132,9 @@ def _other_unicode(head):
 
 def in_place(path, command):
     """The shell command that puts in a file's place what `command` makes of its text, unless that fails."""
-    file, new, new_gz = (shlex.quote(f"{path}{ending}") for ending in ("", ".nuevo", ".nuevo.gz"))
+    file, new, new_gz = (_word(f"{path}{ending}") for ending in ("", ".nuevo", ".nuevo.gz"))
     if packed(path):  # the status of a pipe is that of its end
-        return f"gzip -dc < {file} | {command} > {new} && gzip {new} && mv {new_gz} {file}"
+        return f"gzip -t < {file} && gzip -dc < {file} | {command} > {new} && gzip {new} && mv {new_gz} {file}"
     return f"{command} < {file} > {new} && mv {new} {file}"
 
 
@@ -124,7 +152,7 @@ def without_text(path, record):
     if not sizes:
         return wrong, RECORDS
     longest = max(sizes, key=sizes.get)
-    code = ('import json,sys; [print(json.dumps({**(r:=json.loads(l)),"text":r.get('
-            f'{json.dumps(longest, ensure_ascii=False)})}})) for l in sys.stdin.buffer if l.strip()]')
+    code = ('import json,sys; [print(json.dumps({**(r:=json.loads(l)),"text":t if type(t:=r.get("text"))is str else '
+            f'r.get({json.dumps(longest, ensure_ascii=False)})}})) for l in sys.stdin.buffer if l.strip()]')
     return (f"{wrong}; tiene {first_of([f'«{key}»' for key in sizes], 6)}",
             f"{RECORDS}; si es «{longest}»: {in_place(path, f'python3 -c {shlex.quote(code)}')}")

@@ -369,12 +369,15 @@ def test_what_is_not_text_is_known_under_the_name_of_a_text(tmp_path, ending):
     content = NOT_TEXT[ending]
     for name in ("d.txt", "d.jsonl"):
         path = write(tmp_path / name, content)
-        way_out = formats.by_name(Path(f"{path}{ending}"))[1]
+        way_out = formats.by_name(Path(f"{path}{ending}"), path)[1]
         told = f"con otro nombre; dele el suyo (mv -n {path} {path}{ending}) y {way_out}"
         with pytest.raises(UserError, match=re.escape(told) + "$"):
             documents(path)
     path = write(tmp_path / "e.txt.gz", gzip.compress(content))
-    with pytest.raises(UserError, match=re.escape(f"(gzip -dc < {path} > {tmp_path}/e.txt{ending}) y ")):
+    told = f"(gzip -dc < {path} > {tmp_path}/e.txt{ending}) y "
+    if ending == ".gz":  # that would empty it
+        told = f"comprimido dos veces; quédese con una: gzip -d {path} && mv -n {tmp_path}/e.txt {path}"
+    with pytest.raises(UserError, match=re.escape(told)):
         documents(path)
 
 
@@ -382,9 +385,48 @@ def follow(path):
     """Paste the command with which the complaint about a corpus ends; its exit status."""
     with pytest.raises(UserError) as caught:
         documents(path)
-    command = re.search(r"(iconv|python3|gzip -dc) .*", str(caught.value))[0]
+    command = re.search(r"(iconv|python3|gzip -[td]|mv -n|xz|bzip2|unzip) .*", str(caught.value))[0]
     where = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(["sh", "-c", command], env=where, stderr=subprocess.DEVNULL).returncode
+
+
+@pytest.mark.parametrize("name, content", [
+    ("d.txt.gz", gzip.compress(gzip.compress(b"hola"))), ("d.txt.XZ", lzma.compress(b"hola")),
+    ("d.txt.xz", lzma.compress(b"hola")), ("d.txt.Bz2", bz2.compress(b"hola")), ("-d.txt.bz2", bz2.compress(b"hola"))])
+def test_what_is_compressed_is_unpacked_as_told(tmp_path, monkeypatch, name, content):
+    """Twice, with an ending that its program does not know, and with a name that looks like an option."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / name, content)
+    assert follow(name) == 0 and documents(tmp_path) == ["hola"]
+
+
+@pytest.mark.parametrize("name, content, others", [
+    ("d.csv", "text\nhola\n", ["d.jsonl"]), ("d.json", '[{"text": "hola"}]', ["d.jsonl", "d-2.jsonl"]),
+    ("d.zip", zipped("a.txt"), ["d"]), ("d.txt", zipped("a.txt"), ["d.txt.zip"])])
+def test_nothing_that_is_there_is_overwritten_or_in_the_way(tmp_path, name, content, others):
+    for other in others:
+        write(tmp_path / other, "valioso")
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError) as caught:
+        documents(path)
+    for command in re.findall(r"(?<=[(])mv -n [^)]*|(?:python3|unzip) .*", str(caught.value)):
+        subprocess.run(["sh", "-c", command], check=True, stdout=subprocess.DEVNULL)
+    assert [(tmp_path / other).read_text() for other in others] == ["valioso"] * len(others)
+    made = [file for file in tmp_path.rglob("*") if file.is_file() and file.name not in (*others, path.name)]
+    assert any("hola" in file.read_text("latin-1") for file in made)
+
+
+def test_texts_that_are_under_their_key_stay(tmp_path):
+    records = [{"text": f"Bueno {i}.", "title": f"Uno {i}"} for i in range(9)] + [{"text": None, "title": "Dos"}]
+    path = write(tmp_path / "d.jsonl", "\n".join(map(json.dumps, records)))
+    assert follow(path) == 0 and documents(path) == [*(record["text"] for record in records[:-1]), "Dos"]
+
+
+def test_half_of_a_packed_text_does_not_take_its_place(tmp_path):
+    content = gzip.compress("".join(f"El ñandú {i} corrió.\n" for i in range(90_000)).encode("utf-16-le"))
+    content = content[:len(content) // 2]
+    path = write(tmp_path / "d.txt.gz", content)
+    assert follow(path) != 0 and path.read_bytes() == content
 
 
 RECORDS = [{"título": f"Uno {i}", "d'autor": f"El «ñandú» {i}\nno es; 'él'", "n": i} for i in range(30)]

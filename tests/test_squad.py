@@ -162,6 +162,11 @@ def test_files_that_are_not_text(tmp_path):
     (tmp_path / "train.json").write_bytes(gzip.compress(b'{"data": []}'))
     with pytest.raises(UserError, match="es un fichero gzip con otro nombre; .*train.json.gz. y .*gzip -d "):
         squad.read(tmp_path / "train.json")
+    for name, command in (("train.json.gz", "gzip -d "), ("t.zip", "unzip ")):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(b"[]") if name.endswith("gz") else b"PK\x03\x04\xff")
+        with pytest.raises(UserError, match=f"{name}': es un [a-z ]+; descomprímalo.*: {command}{path}"):
+            squad.open_data(str(path))
     with pytest.raises(UserError, match="no se puede leer .no existe."):
         squad.read(tmp_path / "nada.json")
 
