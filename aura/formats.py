@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-from pathlib import Path
 
 from aura.errors import UserError
 from aura.words import first_of
@@ -23,7 +22,6 @@ TABLE = ('import csv,io,json; csv.field_size_limit(1<<30); t=open(0,encoding="ut
          '[print(json.dumps(r)) for r in csv.DictReader(io.StringIO(t,newline=""),'
          r'delimiter=max(",;\t",key=t.split("\n")[0].count))]')
 PARQUET = "import datasets,sys; datasets.Dataset.from_parquet(sys.argv[1]).to_json(sys.argv[2])"
-LOWER = (".zst", ".zstd", ".xz", ".bz2")  # to these programs another case is another ending
 # By endings: what such a file is, and the way out; stem is its path without the ending, txt and jsonl what it becomes,
 # none of them there before.
 OTHERS = {
@@ -31,10 +29,10 @@ OTHERS = {
                   f"guárdela antes como «CSV UTF-8»): python3 -c {shlex.quote(TABLE)} < %(file)s > %(jsonl)s"),
     ".json": ("es JSON", "hace falta un .jsonl, con un objeto {\"text\": ...} por línea: si ya es así, dele ese "
               f"nombre; si es una lista: python3 -c {shlex.quote(LIST)} < %(file)s > %(jsonl)s"),
-    ".zst .zstd": ("es un fichero zstd", "descomprímalo: zstd -d %(file)s"),
-    ".xz": ("es un fichero xz", "descomprímalo: xz -dk %(file)s"),
-    ".bz2": ("es un fichero bzip2", "descomprímalo: bzip2 -dk %(file)s"),
-    ".gz .tgz": ("es un fichero gzip", "descomprímalo: gzip -d %(file)s"),  # both forms of a .txt would be read
+    ".zst .zstd": ("es un fichero zstd", "descomprímalo: zstd -dc < %(file)s > %(stem)s"),
+    ".xz": ("es un fichero xz", "descomprímalo: xz -dc < %(file)s > %(stem)s"),
+    ".bz2": ("es un fichero bzip2", "descomprímalo: bzip2 -dc < %(file)s > %(stem)s"),
+    ".gz .tgz": ("es un fichero gzip", "descomprímalo: gzip -dc < %(file)s > %(stem)s"),
     ".zip": ("es un zip", "descomprímalo en una carpeta e indique esta: unzip %(file)s -d %(stem)s"),
     ".tar": ("es un tar",
              "descomprímalo en una carpeta e indique esta: mkdir %(stem)s && tar -xf %(file)s -C %(stem)s"),
@@ -62,19 +60,14 @@ def bare(name):
     return name
 
 
-def by_name(path, leaves=None):
+def by_name(path):
     """(what a file is that is not read, the way out) by the ending of its name; None for an ending that tells nothing.
-    leaves: the path that the file has before it is called so."""
+    """
     stem, ending = str(path)[:-len(path.suffix) or None], path.suffix.lower()
-    what, way_out = next((told for endings, told in OTHERS.items() if ending in endings.split()), (None, ""))
-    if what is None:
-        return None
-    names = {"file": path, "given": path, **{key: _free(name, leaves) for key, name in (
-        ("stem", stem), ("txt", f"{bare(stem)}.txt"), ("jsonl", f"{bare(stem)}.jsonl"))}}
-    if ending in LOWER and path.suffix != ending:
-        names["file"] = path.with_suffix(ending)
-        way_out = way_out.replace(": ", ": mv -n %(given)s %(file)s && ", 1)
-    return what, way_out % {key: _word(name) for key, name in names.items()}
+    free = {"stem": stem, "txt": f"{bare(stem)}.txt", "jsonl": f"{bare(stem)}.jsonl"}
+    names = {"file": _word(path), **{key: _word(_free(name)) for key, name in free.items()}}
+    return next(((what, way_out % names) for endings, (what, way_out) in OTHERS.items() if ending in endings.split()),
+                None)
 
 
 def _word(path):
@@ -82,12 +75,12 @@ def _word(path):
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
-def _free(path, leaves=None):
-    """The path, or one like it that leads to nothing; what is at `leaves` will have gone."""
+def _free(path):
+    """The path or, where something is there, one like it that leads to nothing."""
     folder, name = os.path.split(path)
     stem, dot, endings = name.partition(".")
     names = (os.path.join(folder, f"{stem}-{number}{dot}{endings}") for number in itertools.count(2))
-    return next(free for free in itertools.chain([path], names) if free == str(leaves) or not os.path.lexists(free))
+    return next(free for free in itertools.chain([path], names) if not os.path.lexists(free))
 
 
 def misnamed(path, head, unpacked=False):
@@ -95,17 +88,12 @@ def misnamed(path, head, unpacked=False):
     ending = next((ending for magic, ending in MAGIC.items() if re.match(magic, head, re.DOTALL)), None)
     if ending is None:
         return None
-    path, file = Path(path), _word(path)
-    if path.suffix.lower() == ending:
-        what, way_out = by_name(path)
-        if unpacked:
-            inner = _word(path.with_suffix(""))
-            what, way_out = "está comprimido dos veces", f"quédese con una: gzip -d {file} && mv -n {inner} {file}"
-        return UserError(f"{str(path)!r}: {what}; {way_out}")
-    true_name = Path(_free((str(path.with_suffix("")) if unpacked else str(path)) + ending))
-    what, way_out = by_name(true_name, None if unpacked else path)
-    move = f"gzip -dc < {file} >" if unpacked else f"mv -n {file}"
-    return UserError(f"{str(path)!r}: {what} con otro nombre; dele el suyo ({move} {_word(true_name)}) y {way_out}")
+    if path.suffix.lower() == ending and not unpacked:
+        return UserError(f"{str(path)!r}: {'; '.join(by_name(path))}")
+    what, _ = by_name(path.with_suffix(ending))
+    step = f"; descomprímalo (gzip -d {_word(path)}) y dele un nombre" if unpacked else " con otro nombre; dele uno"
+    return UserError(f"{str(path)!r}: {'lo comprimido ' * unpacked}{what}{step} que acabe en {ending}, y se dirá cómo "
+                     "se convierte en texto")
 
 
 def check_head(path, head, records):

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -340,7 +341,8 @@ def test_one_bad_line_counts_the_same_in_whatever_file_it_is(tmp_path):
 
 @pytest.mark.parametrize("name, told", [
     ("t.csv", "es una tabla; .* < {0}/t.csv > {0}/t.jsonl"), ("t.JSON", "es JSON; .* < {0}/t.JSON > {0}/t.jsonl"),
-    ("t.txt.zst", "es un fichero zstd; descomprímalo: zstd -d {0}/t.txt.zst"), ("t.csv.gz", "gzip -d {0}/t.csv.gz"),
+    ("t.txt.zst", "es un fichero zstd; descomprímalo: zstd -dc < {0}/t.txt.zst > {0}/t.txt"),
+    ("t.csv.gz", "gzip -dc < {0}/t.csv.gz > {0}/t.csv"),
     ("t.zip", "unzip {0}/t.zip -d {0}/t"), ("t.parquet", "python -c .* {0}/t.parquet {0}/t.jsonl"),
     ("mi tesis.docx", "pandoc -t plain -o '{0}/mi tesis.txt' '{0}/mi tesis.docx'"),
     ("t.pdf", "es un PDF; conviértalo en un .txt: pdftotext -enc UTF-8 {0}/t.pdf {0}/t.txt")])
@@ -369,15 +371,12 @@ def test_what_is_not_text_is_known_under_the_name_of_a_text(tmp_path, ending):
     content = NOT_TEXT[ending]
     for name in ("d.txt", "d.jsonl"):
         path = write(tmp_path / name, content)
-        way_out = formats.by_name(Path(f"{path}{ending}"), path)[1]
-        told = f"con otro nombre; dele el suyo (mv -n {path} {path}{ending}) y {way_out}"
-        with pytest.raises(UserError, match=re.escape(told) + "$"):
+        what, _ = formats.by_name(Path(f"d{ending}"))
+        with pytest.raises(UserError, match=f"{name}': {what} con otro nombre; dele uno que acabe en {ending}, y se "):
             documents(path)
     path = write(tmp_path / "e.txt.gz", gzip.compress(content))
-    told = f"(gzip -dc < {path} > {tmp_path}/e.txt{ending}) y "
-    if ending == ".gz":  # that would empty it
-        told = f"comprimido dos veces; quédese con una: gzip -d {path} && mv -n {tmp_path}/e.txt {path}"
-    with pytest.raises(UserError, match=re.escape(told)):
+    with pytest.raises(UserError, match=f"gz': lo comprimido {what}; descomprímalo .gzip -d {path}. y dele un nombre "
+                       f"que acabe en {ending}, "):
         documents(path)
 
 
@@ -385,32 +384,32 @@ def follow(path):
     """Paste the command with which the complaint about a corpus ends; its exit status."""
     with pytest.raises(UserError) as caught:
         documents(path)
-    command = re.search(r"(iconv|python3|gzip -[td]|mv -n|xz|bzip2|unzip) .*", str(caught.value))[0]
+    command = re.search(r"(iconv|python3|gzip -t|xz -|bzip2 -|unzip) ?.*", str(caught.value))[0]
     where = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(["sh", "-c", command], env=where, stderr=subprocess.DEVNULL).returncode
 
 
 @pytest.mark.parametrize("name, content", [
-    ("d.txt.gz", gzip.compress(gzip.compress(b"hola"))), ("d.txt.XZ", lzma.compress(b"hola")),
-    ("d.txt.xz", lzma.compress(b"hola")), ("d.txt.Bz2", bz2.compress(b"hola")), ("-d.txt.bz2", bz2.compress(b"hola"))])
+    ("d.txt.XZ", lzma.compress(b"hola")), ("d.txt.Bz2", bz2.compress(b"hola")),
+    ("-d.txt.bz2", bz2.compress(b"hola"))])
 def test_what_is_compressed_is_unpacked_as_told(tmp_path, monkeypatch, name, content):
-    """Twice, with an ending that its program does not know, and with a name that looks like an option."""
+    """With an ending that its program does not know, and with a name that looks like an option."""
+    if not shutil.which(program := "xz" if name.endswith("XZ") else "bzip2"):
+        pytest.skip(f"no {program}")
     monkeypatch.chdir(tmp_path)
     write(tmp_path / name, content)
     assert follow(name) == 0 and documents(tmp_path) == ["hola"]
 
 
 @pytest.mark.parametrize("name, content, others", [
-    ("d.csv", "text\nhola\n", ["d.jsonl"]), ("d.json", '[{"text": "hola"}]', ["d.jsonl", "d-2.jsonl"]),
-    ("d.zip", zipped("a.txt"), ["d"]), ("d.txt", zipped("a.txt"), ["d.txt.zip"])])
+    ("d.csv", "text\nhola\n", ["d.jsonl"]), ("d.json", '[{"text": "hola"}]', ["d.jsonl", "d-2.jsonl"])])
 def test_nothing_that_is_there_is_overwritten_or_in_the_way(tmp_path, name, content, others):
     for other in others:
         write(tmp_path / other, "valioso")
     path = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
         documents(path)
-    for command in re.findall(r"(?<=[(])mv -n [^)]*|(?:python3|unzip) .*", str(caught.value)):
-        subprocess.run(["sh", "-c", command], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["sh", "-c", re.search("python3 .*", str(caught.value))[0]], check=True)
     assert [(tmp_path / other).read_text() for other in others] == ["valioso"] * len(others)
     made = [file for file in tmp_path.rglob("*") if file.is_file() and file.name not in (*others, path.name)]
     assert any("hola" in file.read_text("latin-1") for file in made)

@@ -160,9 +160,9 @@ def test_files_that_are_not_text(tmp_path):
     with pytest.raises(UserError, match="no es UTF-8 válido .byte 10."):
         squad.read(tmp_path / "latin.json")
     (tmp_path / "train.json").write_bytes(gzip.compress(b'{"data": []}'))
-    with pytest.raises(UserError, match="es un fichero gzip con otro nombre; .*train.json.gz. y .*gzip -d "):
+    with pytest.raises(UserError, match="es un fichero gzip con otro nombre; dele uno que acabe en .gz"):
         squad.read(tmp_path / "train.json")
-    for name, command in (("train.json.gz", "gzip -d "), ("t.zip", "unzip ")):
+    for name, command in (("train.json.gz", "gzip -dc < "), ("t.zip", "unzip ")):
         path = tmp_path / name
         path.write_bytes(gzip.compress(b"[]") if name.endswith("gz") else b"PK\x03\x04\xff")
         with pytest.raises(UserError, match=f"{name}': es un [a-z ]+; descomprímalo.*: {command}{path}"):
