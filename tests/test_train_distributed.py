@@ -419,8 +419,8 @@ def test_questions_that_nobody_has_answered_are_asked_and_change_no_figure(runs,
     rows = [{"id": e.id, "context": e.context, "question": e.question} for e in known]
     answered = [{**row, "answers": {"text": [e.answers[0][0]], "answer_start": [e.answers[0][1]]}}
                 for row, e in zip(rows, known, strict=True)]
-    figures = []
-    for scored, asked in ((answered[:4], []), (answered[:4], rows[4:]), ([], rows)):
+    figures, digests = [], set()
+    for scored, asked in ((answered[:4], []), (answered[:4], rows[4:]), ([], rows), (answered, [])):
         (tmp_path / "mías.jsonl").write_text("\n".join(map(json.dumps, scored + asked)))
         monkeypatch.setattr("sys.argv", [str(SCRIPT), "--model", str(runs["one"][0] / "bert_squad"), "--dataset",
                                          "mías.jsonl", "--max-steps", "0", "--batch-size", "1"])
@@ -432,7 +432,9 @@ def test_questions_that_nobody_has_answered_are_asked_and_change_no_figure(runs,
         assert len(json.loads((tmp_path / "respuestas" / "predictions.json").read_text())) == len(scored + asked)
         metrics = json.loads((tmp_path / "respuestas" / "metrics.json").read_text())
         figures.append([metrics.get(name) for name in ("val_loss", "exact_match", "f1")])
+        digests.add((metrics["dataset_sha256"], metrics["validation_sha256"]))
     assert figures[1] == [pytest.approx(figures[0][0]), *figures[0][1:]] and figures[2] == [None] * 3
+    assert len(digests) == len(figures)  # of the same windows other figures
 
 
 def test_the_next_step_is_told_in_the_end(runs):
