@@ -102,6 +102,19 @@ def test_padding_changes_nothing():
     assert torch.equal(a, b)
     short = module(tokens[1:2, :13], types[1:2, :13], lengths[1:2])
     torch.testing.assert_close(short[0], a[1, :13], atol=1e-5, rtol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(tokens, types, lengths).dtype == torch.float32  # or many answers would score alike
+
+
+def test_initial_weights_follow_the_seed_and_the_paper():
+    module, again = (bert.QuestionAnswering(bert.PRESETS["tiny"]).init_weights(3) for _ in range(2))
+    for (name, weight), other in zip(module.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(weight, other)
+        if weight.dim() == 1:
+            assert weight.eq(1.0 if "norm" in name and name.endswith("weight") else 0.0).all(), name
+        else:
+            assert weight.abs().max() <= 0.04, "cut at two deviations"
+    assert module.bert.tokens.weight.std().item() == pytest.approx(0.02 * 0.8796, rel=0.01)
 
 
 def test_dropout_acts_in_training_alone_and_follows_the_seed():

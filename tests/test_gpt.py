@@ -27,9 +27,11 @@ def test_parameter_count_equals_the_module(name):
 
 
 def test_published_sizes():
-    published = {"gpt2": 124.4e6, "gpt2-medium": 354.8e6, "gpt2-large": 774.0e6, "gpt2-xl": 1557.6e6}
-    for name, size in published.items():  # with GPT-2's own vocabulary
-        assert dataclasses.replace(gpt.PRESETS[name], vocab_size=50257).parameters() == pytest.approx(size, rel=1e-3)
+    published = {"gpt2": (12, 124.4e6), "gpt2-medium": (16, 354.8e6), "gpt2-large": (20, 774.0e6),
+                 "gpt2-xl": (25, 1557.6e6)}
+    for name, (heads, size) in published.items():  # with GPT-2's own vocabulary
+        config = dataclasses.replace(gpt.PRESETS[name], vocab_size=50257)
+        assert config.n_head == heads and config.parameters() == pytest.approx(size, rel=1e-3)
 
 
 def test_flops_equal_the_counter_of_torch():
@@ -153,9 +155,26 @@ def test_initial_weights_follow_the_seed_and_the_paper():
     model = gpt.GPT(gpt.PRESETS["demo"]).init_weights(3)
     again = gpt.GPT(gpt.PRESETS["demo"]).init_weights(3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    assert model.h[0].attn.c_attn.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    for weight in (model.h[0].attn.c_attn.weight, model.wte.weight, model.wpe.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert model.h[0].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 8**0.5, rel=0.02)
     assert model.h[0].ln_1.weight.eq(1).all() and model.h[0].attn.c_attn.bias.eq(0).all()
+
+
+def test_every_branch_every_attention_and_the_embedding_have_their_dropout(monkeypatch):
+    seen = {"add_layer_norm": [], "attention_packed": [], "drop": []}
+    add, attend = ops.add_layer_norm, ops.attention_packed
+    monkeypatch.setattr(ops, "add_layer_norm", lambda *words, dropout, **options: (
+        seen["add_layer_norm"].append(dropout), add(*words, dropout=dropout, **options))[1])
+    monkeypatch.setattr(ops, "attention_packed", lambda qkv, dropout: (
+        seen["attention_packed"].append(dropout), attend(qkv, dropout=dropout))[1])
+    model = gpt.GPT(dataclasses.replace(TINY, dropout=0.25)).init_weights(1)
+    model.drop.register_forward_hook(lambda drop, *_: seen["drop"].append(drop.p * drop.training))
+    for rate in (0.25, 0.0):
+        model.train(rate > 0)(torch.zeros(1, 5, dtype=torch.long))
+        assert seen == {"add_layer_norm": [rate] * 4, "attention_packed": [rate] * 2, "drop": [rate]}
+        for calls in seen.values():
+            calls.clear()
 
 
 def test_cached_logits_equal_uncached():
@@ -253,4 +272,3 @@ def test_choices():
                 sampling.choose(torch.tensor([0.0, bad, 1.0]), generator, temperature=temperature)
     for top_p in (0.1, 1e-300):
         assert {sampling.choose(logits, generator, top_p=top_p) for _ in range(60)} == {1}
-    assert {sampling.choose(logits, generator) for _ in range(300)} >= {0, 1, 2}

@@ -46,6 +46,22 @@ def test_sizes(name, size):
         assert config.parameters() == sum(parameter.numel() for parameter in build(config).parameters())
 
 
+def test_initial_weights_follow_the_seed_and_the_paper():
+    model = build(dataclasses.replace(hrm.PRESETS["demo"], segments=2, exit_weights=True))
+    again = build(model.config)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    for name, weight in model.named_parameters():
+        if name.startswith("halt"):
+            assert weight.eq(0).all(), "a token has then an even chance to stop"
+        elif weight.dim() == 1:
+            assert weight.eq(1).all(), name
+        else:
+            deviations = weight * weight.shape[1] ** 0.5
+            assert deviations.std().item() == pytest.approx(1.0, rel=0.01), name
+            assert 2.2 < deviations.abs().max() < 2.2738, name  # cut at two deviations of what 0.8796 is left of
+    assert model.start.std().item() == pytest.approx(1.0, abs=0.15)
+
+
 @pytest.mark.parametrize("config", VARIANTS)
 @pytest.mark.parametrize("passes", [2, 3, 5, 8, 20])
 def test_flops_equal_the_counter_of_torch(config, passes):
@@ -126,18 +142,23 @@ def test_whether_the_text_learns_as_an_input_is_known_beforehand(h_cycles, l_cyc
 def test_no_gradient_flows_from_one_segment_into_the_one_before():
     model = build(VARIANTS[2])
     model.bp_passes = 20
+    read = []
+    model.l.register_forward_pre_hook(lambda _, given: read.append(given[1]))
     first, second, _ = model.states(tokens_of())
     first.retain_grad()
     second.sum().backward()
     assert first.grad is None and model.l.blocks[0].attn.out.weight.grad.abs().max() > 0
+    begun = read[TINY.h_cycles * TINY.l_cycles]  # with what the one before has found, and with the text again
+    torch.testing.assert_close(begun, first + model.wte(tokens_of()) * 32**0.5)
 
 
 def test_attention_turns_queries_and_keys_by_their_positions_and_gates_the_result():
-    model, x = build(TINY).double(), torch.randn(2, 9, 32, dtype=torch.float64)
+    model = build(dataclasses.replace(TINY, rope_theta=500.0)).double()
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
     layer = model.l.blocks[0].attn
     gate, q, k, v = layer.gqkv(x).view(2, 9, 4, 2, 16).permute(2, 0, 3, 1, 4)
     turns = torch.polar(torch.ones(9, 8, dtype=torch.float64), torch.arange(9.0, dtype=torch.float64)[:, None]
-                        / 10_000 ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16))
+                        / 500 ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16))
     q, k = (torch.complex(*part.chunk(2, -1)) * turns for part in (q, k))
     scores = (q @ k.conj().transpose(-1, -2)).real / 4
     weights = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf).softmax(-1)
@@ -171,6 +192,8 @@ def test_mixed_precision_reaches_every_weight(config):
     exact, mixed = gradients_of(model)[1], gradients_of(model, mixed=True)[1]
     for name, gradient in exact.items():
         assert F.cosine_similarity(gradient.flatten(), mixed[name].flatten(), 0) > 0.98, name
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(state.dtype == torch.float32 for state in model.states(tokens_of())), "to which others are added"
 
 
 def test_recomputed_blocks_give_the_same_gradients():
@@ -204,11 +227,15 @@ def test_ponder_loss_is_what_halting_costs_and_reaches_the_head_alone():
 
 
 @pytest.mark.parametrize("config", VARIANTS)
-def test_cached_logits_equal_uncached(config):
+def test_cached_logits_equal_uncached_and_are_those_of_the_loss(config):
     model = build(config).eval()
     tokens = tokens_of(1, 12)
     with torch.no_grad():
+        if model.head_weight is not None:
+            model.head_weight.copy_(torch.linspace(-1.0, 2.0, 32))
         whole, cache = model(tokens), model.empty_cache()
+        expected = F.cross_entropy(whole[0, :-1], tokens[0, 1:], reduction="sum")
+        torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]), expected)
         parts = [model(tokens[:, :5], cache=cache)] + [model(tokens[:, i:i + 1], cache=cache) for i in range(5, 12)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 
@@ -225,7 +252,7 @@ def test_early_exit_runs_no_more_segments_than_asked_for():
     model.early_exit = True
     calls = []
     model.h.register_forward_hook(lambda *_: calls.append(1))
-    for bias, segments in ((-5.0, 3), (5.0, 1)):
+    for bias, segments in ((-5.0, 3), (-0.5, 2), (0.5, 1), (5.0, 1)):
         model.halt.bias.data.fill_(bias)
         calls.clear()
         found = logits_one_by_one(model, tokens)
