@@ -208,6 +208,7 @@ def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     assert first == list(sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9))
     assert first != list(sampling.generate(model, [1, 2, 3], 40, seed=6, top_k=20, top_p=0.9))
     assert len(first) == 40 and model.training
+    assert sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, eos_id=first[3]) == first[:3]
     asked = iter([False, False, True])
     cut = list(sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked)))
     assert cut == first[:2] and model.training
@@ -272,3 +273,6 @@ def test_choices():
                 sampling.choose(torch.tensor([0.0, bad, 1.0]), generator, temperature=temperature)
     for top_p in (0.1, 1e-300):
         assert {sampling.choose(logits, generator, top_p=top_p) for _ in range(60)} == {1}
+    assert {sampling.choose(logits, generator, top_k=9) for _ in range(300)} >= {0, 1, 2}
+    half = torch.tensor([0.3, 0.5, 0.2]).log()
+    assert {sampling.choose(half, generator, top_p=0.6) for _ in range(60)} == {0, 1}, "with the one that reaches it"
