@@ -19,12 +19,15 @@ def test_decay_is_for_matrices_only():
     assert all(p.dim() >= 2 for p in decayed["params"]) and decayed["weight_decay"] == 0.1
     assert all(p.dim() == 1 for p in plain["params"]) and plain["weight_decay"] == 0.0
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
+    assert decayed["eps"] == 1e-8
 
 
 def test_warmup_then_cosine():
     rates = [optim.warmup_cosine(step, steps=100, warmup_steps=10, lr=1.0, min_lr=0.1) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == pytest.approx(1.0) and rates[99] == pytest.approx(0.1)
     assert rates[10:] == sorted(rates[10:], reverse=True)
+    halfway, beyond = (optim.warmup_cosine(step, steps=101, warmup_steps=20, lr=1.0, min_lr=0.2) for step in (40, 150))
+    assert halfway == pytest.approx(0.2 + 0.8 * (1 + 0.5**0.5) / 2) and beyond == 0.2
 
 
 def test_no_warmup_and_one_step():
