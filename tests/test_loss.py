@@ -203,6 +203,8 @@ def test_only_what_is_asked_for(monkeypatch):
         value = linear_cross_entropy(*inputs, targets)
         torch.testing.assert_close(value, expected[0])
         assert [t.numel() > 0 for t in calls[-1][1][1:3]] == list(wanted)
+        for found, right, asked in zip(calls[-1][1][1:3], expected[1:], wanted, strict=True):
+            torch.testing.assert_close(found, right if asked else right.new_empty(0))
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets), expected[0])
     assert calls[-1][0][-2:] == (False, False)

@@ -50,7 +50,10 @@ CASES = {
     "rms_norm eps": (partial(ops.rms_norm, eps=0.5), ((5, WIDTH), (WIDTH,))),
     "add_layer_norm": (lambda *x: torch.cat(ops.add_layer_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))),
     "post_layer_norm": (selfcheck.post_layer_norm, ((5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))),
+    "add_layer_norm eps": (lambda *x: torch.cat(ops.add_layer_norm(*x, eps=0.5)),
+                           ((5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))),
     "add_rms_norm": (lambda *x: torch.cat(ops.add_rms_norm(*x)), ((5, WIDTH), (5, WIDTH), (WIDTH,))),
+    "add_rms_norm eps": (lambda *x: torch.cat(ops.add_rms_norm(*x, eps=0.5)), ((5, WIDTH), (5, WIDTH), (WIDTH,))),
     "gelu_tanh": (ops.gelu_tanh, ((3, 5, WIDTH),)),
     "swiglu": (ops.swiglu, ((3, 5, WIDTH),)),
     "sigmoid_gate": (ops.sigmoid_gate, ((3, 5, WIDTH), (3, 5, WIDTH))),
@@ -118,6 +121,7 @@ def test_rows_that_see_nothing_are_zero(fused, choice):
 
 DROPOUTS = {
     "attention": (partial(ops.attention, dropout=0.4), SEPARATE),
+    "attention documents": (partial(ops.attention, cu_seqlens=DOCUMENTS, dropout=0.4), SEPARATE),
     "attention_packed": (partial(ops.attention_packed, dropout=0.4), QKV),
     "add_layer_norm": (lambda *x: torch.cat(ops.add_layer_norm(*x, dropout=0.4)), CASES["add_layer_norm"][1]),
     "add_rms_norm": (lambda *x: torch.cat(ops.add_rms_norm(*x, dropout=0.4)), CASES["add_rms_norm"][1]),
@@ -273,6 +277,13 @@ def test_norms_of_dtypes_that_the_kernels_do_not_take_together_go_to_torch(fused
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
+def test_the_norm_of_a_post_norm_model_has_its_eps_in_mixed_precision(fused):
+    x, *wide = drawn(CASES["post_layer_norm"][1], torch.float32)
+    with ops.using("fused"):
+        found = ops.post_layer_norm(x.bfloat16(), *wide, eps=0.5)[0]
+    torch.testing.assert_close(found, F.layer_norm(x.bfloat16() + wide[0], (WIDTH,), *wide[1:], eps=0.5))
+
+
 def test_what_the_kernels_do_not_take_goes_to_torch(fused):
     """float16: no kernel of ours."""
     packed = drawn(QKV, torch.float16)[0]
@@ -416,10 +427,10 @@ def test_torchs_way_in_chunks_is_the_whole(rows):
     torch.manual_seed(0)
     hidden, weight = torch.randn(20, 8, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
     targets = torch.randint(0, 11, (20,))
-    targets[3] = -100
+    targets[3] = -1
     results = []
-    for losses in (lambda h, w: ops.losses_in_chunks(h, w, targets, -100, rows), lambda h, w: ops._plain_losses(
-            h, w, targets, -100)):
+    for losses in (lambda h, w: ops.losses_in_chunks(h, w, targets, -1, rows), lambda h, w: ops._plain_losses(
+            h, w, targets, -1)):
         leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         values = losses(*leaves)
         results.append((values, *torch.autograd.grad(values.sum(), leaves)))
