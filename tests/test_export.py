@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import inspect
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ import sentencepiece
 import torch
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import backend, checkpoint, export, generate, output, pretrain, sampling
+from aura import backend, checkpoint, export, generate, ops, output, pretrain, sampling
 from aura import tokenizer as tokenizers
 from aura.distributed import Session
 from aura.errors import UserError
@@ -210,12 +211,13 @@ def test_pieces_of_equal_score_are_told(tmp_path):
 @pytest.fixture(scope="module")
 def model(tokenizer):
     return scattered(GPT(GPTConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=3, n_head=4, n_embd=32,
-                                   dropout=0.0)))
+                                   dropout=0.25)))
 
 
 def thinker(tokenizer, **options):
     return scattered(HRM(HRMConfig(vocab_size=tokenizer.vocab_size, seq_len=48, n_layer=2, n_head=4, n_embd=64, n_ff=40,
-                                   **{"exit_weights": False, **options})))
+                                   **{"exit_weights": False, "h_cycles": 3, "l_cycles": 1, "rope_theta": 500.0,
+                                      **options})))
 
 
 def scattered(made):
@@ -271,6 +273,12 @@ def test_transformers_computes_the_same(handed_over, tokenizer, capfd):
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert type(theirs).__name__ == {GPT: "GPT2LMHeadModel", HRM: "HrmTextForCausalLM"}[type(model)]
     assert theirs.dtype == torch.float32
+    if type(model) is GPT:
+        described = theirs.config.layer_norm_epsilon, theirs.config.attn_pdrop, theirs.config.resid_pdrop, \
+            theirs.config.embd_pdrop
+        assert described == (inspect.signature(ops.add_layer_norm).parameters["eps"].default, 0.25, 0.25, 0.25)
+    else:
+        assert theirs.config.rms_norm_eps == inspect.signature(ops.add_rms_norm).parameters["eps"].default
     assert not any(loading.values()), loading
     assert (theirs.lm_head.weight is theirs.get_input_embeddings().weight) == (type(model) is GPT)
     generation = theirs.generation_config
