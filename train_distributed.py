@@ -144,8 +144,7 @@ def read_task(args, dist):
     dist.print(f"Datos: {counted(len(train), 'pregunta')} para entrenar, en {counted(len(windows[0]), 'ventana')}, y "
                f"{len(validation)} para validar, en {len(windows[1])}; de {lengths.mean():.0f} tokens de media, "
                f"{lengths.max()} como mucho.{told}")
-    asked = windows[1].start == spans.UNKNOWN  # which count in no figure
-    trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids, *([asked] if asked.any() else []))
+    trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids, windows[1].asked)
     digests = (hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
                for parts in (trained + validated, trained, validated))
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()

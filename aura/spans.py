@@ -47,6 +47,11 @@ class Features:
         """Tokens of each window, int64 [windows]."""
         return np.diff(self.offsets)
 
+    @property
+    def asked(self):
+        """Numbers of the windows whose question has no answer to compare with, int64."""
+        return np.flatnonzero(self.start == UNKNOWN)
+
 
 def features(examples, tokenizer, max_len=384, stride=128, question_len=64):
     """The Features of `examples` as BERT's run_squad makes them.

@@ -102,7 +102,7 @@ def test_a_question_that_is_only_asked_has_no_place(tokenizer):
     asked, known = (squad.Example(name, "¿Dónde?", "Ana vive en Soria.", answers)
                     for name, answers in (("a", []), ("b", [("Soria", 12)])))
     found = spans.features([asked, known], tokenizer)
-    assert found.start[0] == found.end[0] == spans.UNKNOWN and found.start[1] > 0
+    assert found.start[0] == found.end[0] == spans.UNKNOWN and found.start[1] > 0 and found.asked.tolist() == [0]
 
 
 @pytest.mark.parametrize("sizes", [(40, 30, 8), (40, 0, 8), (12, 1, 9), (40, 5, 0)])
