@@ -26,13 +26,14 @@ PARQUET = "import datasets,sys; datasets.Dataset.from_parquet(sys.argv[1]).to_js
 # none of them there before.
 OTHERS = {
     ".csv .tsv": ("es una tabla", "conviértala en un .jsonl, con un objeto {\"text\": ...} por línea (si es de Excel, "
-                  f"guárdela antes como «CSV UTF-8»): python3 -c {shlex.quote(TABLE)} < %(file)s > %(jsonl)s"),
+                  f"guárdela antes como «CSV UTF-8»): python3 -c {shlex.quote(TABLE)} < %(file)s > %(jsonl)s "
+                  "|| rm %(jsonl)s"),
     ".json": ("es JSON", "hace falta un .jsonl, con un objeto {\"text\": ...} por línea: si ya es así, dele ese "
-              f"nombre; si es una lista: python3 -c {shlex.quote(LIST)} < %(file)s > %(jsonl)s"),
-    ".zst .zstd": ("es un fichero zstd", "descomprímalo: zstd -dc < %(file)s > %(stem)s"),
-    ".xz": ("es un fichero xz", "descomprímalo: xz -dc < %(file)s > %(stem)s"),
-    ".bz2": ("es un fichero bzip2", "descomprímalo: bzip2 -dc < %(file)s > %(stem)s"),
-    ".gz .tgz": ("es un fichero gzip", "descomprímalo: gzip -dc < %(file)s > %(stem)s"),
+              f"nombre; si es una lista: python3 -c {shlex.quote(LIST)} < %(file)s > %(jsonl)s || rm %(jsonl)s"),
+    ".zst .zstd": ("es un fichero zstd", "descomprímalo: zstd -dc < %(file)s > %(stem)s || rm %(stem)s"),
+    ".xz": ("es un fichero xz", "descomprímalo: xz -dc < %(file)s > %(stem)s || rm %(stem)s"),
+    ".bz2": ("es un fichero bzip2", "descomprímalo: bzip2 -dc < %(file)s > %(stem)s || rm %(stem)s"),
+    ".gz .tgz": ("es un fichero gzip", "descomprímalo: gzip -dc < %(file)s > %(stem)s || rm %(stem)s"),
     ".zip": ("es un zip", "descomprímalo en una carpeta e indique esta: unzip %(file)s -d %(stem)s"),
     ".tar": ("es un tar",
              "descomprímalo en una carpeta e indique esta: mkdir %(stem)s && tar -xf %(file)s -C %(stem)s"),

@@ -340,9 +340,10 @@ def test_one_bad_line_counts_the_same_in_whatever_file_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("name, told", [
-    ("t.csv", "es una tabla; .* < {0}/t.csv > {0}/t.jsonl"), ("t.JSON", "es JSON; .* < {0}/t.JSON > {0}/t.jsonl"),
-    ("t.txt.zst", "es un fichero zstd; descomprímalo: zstd -dc < {0}/t.txt.zst > {0}/t.txt"),
-    ("t.csv.gz", "gzip -dc < {0}/t.csv.gz > {0}/t.csv"),
+    ("t.csv", "es una tabla; .* < {0}/t.csv > {0}/t.jsonl .. rm {0}/t.jsonl"),
+    ("t.JSON", "es JSON; .* < {0}/t.JSON > {0}/t.jsonl .. rm {0}/t.jsonl"),
+    ("t.txt.zst", "es un fichero zstd; descomprímalo: zstd -dc < {0}/t.txt.zst > {0}/t.txt .. rm {0}/t.txt"),
+    ("t.csv.gz", "gzip -dc < {0}/t.csv.gz > {0}/t.csv .. rm {0}/t.csv"),
     ("t.zip", "unzip {0}/t.zip -d {0}/t"), ("t.parquet", "python -c .* {0}/t.parquet {0}/t.jsonl"),
     ("mi tesis.docx", "pandoc -t plain -o '{0}/mi tesis.txt' '{0}/mi tesis.docx'"),
     ("t.pdf", "es un PDF; conviértalo en un .txt: pdftotext -enc UTF-8 {0}/t.pdf {0}/t.txt")])
@@ -413,6 +414,13 @@ def test_nothing_that_is_there_is_overwritten_or_in_the_way(tmp_path, name, cont
     assert [(tmp_path / other).read_text() for other in others] == ["valioso"] * len(others)
     made = [file for file in tmp_path.rglob("*") if file.is_file() and file.name not in (*others, path.name)]
     assert any("hola" in file.read_text("latin-1") for file in made)
+
+
+@pytest.mark.parametrize("name, content", [
+    ("d.csv", b"text\ncami\xf3n\n"), ("d.json", b'{"text": "a"}\n{"text": "b"}')])
+def test_what_cannot_be_converted_leaves_nothing_behind(tmp_path, name, content):
+    follow(write(tmp_path / name, content))
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_texts_that_are_under_their_key_stay(tmp_path):
