@@ -17,6 +17,7 @@ import pytest
 
 from aura import corpus, dataset, formats
 from aura.errors import UserError
+from tests.support import ROOT
 
 
 def documents(path):
@@ -482,6 +483,18 @@ def test_a_text_in_another_encoding_is_replaced_by_one_that_is_read(tmp_path, en
         write(tmp_path / f"mi libro {number}.{ending}", gzip.compress(content) if ending.endswith("gz") else content)
     assert follow(tmp_path) == 0 and follow(tmp_path) == 0
     assert [document[:10] for document in documents(tmp_path)] == ["El ñandú 0", "El ñandú 1"]
+
+
+def test_the_guide_converts_the_texts_of_windows_and_no_others(tmp_path):
+    texts = {f"{encoding} {number}.txt": f"El ñandú {number}.\n".encode(encoding)
+             for encoding in ("utf-8", "cp1252", "utf-16") for number in range(2)}
+    (tmp_path / "textos").mkdir()
+    for name, content in texts.items():
+        write(tmp_path / "textos" / name, content)
+    loop = re.search(r"^for f in textos/.*?^done$", (ROOT / "docs" / "tensordock.md").read_text(), re.M | re.S)[0]
+    subprocess.run(["sh", "-c", loop], cwd=tmp_path, check=True)
+    texts.update({name: texts[name.replace("cp1252", "utf-8")] for name in texts if "cp1252" in name})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "textos").iterdir()} == texts
 
 
 @pytest.mark.parametrize("name", ["d.txt", "d.txt.gz"])
