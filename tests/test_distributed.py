@@ -543,6 +543,19 @@ def test_who_saves_when_others_are_lost(gone, savers):
     assert [dist.rank for dist in ranks if dist.saves_alone] == savers
 
 
+def test_a_first_rank_has_left_when_it_said_so_or_is_gone_and_a_silent_one_has_a_moment_to_go(monkeypatch):
+    asked = []
+    monkeypatch.setattr(distributed, "has_ended", lambda first, seconds: asked.append(seconds))
+
+    def left(**known):
+        return distributed.Session(rank=1, world_size=3, **known).first_has_left
+
+    assert not left(failed=[0]), "from another machine nobody knows"
+    assert left(first=7, failed=[0]) and not asked
+    assert not left(first=7, silent=[0]) and not left(first=7, failed=[2])
+    assert asked == [distributed.ENDING_SECONDS, 0]
+
+
 def test_a_killed_rank_is_named_by_the_others(tmp_path):
     path = program(tmp_path, """
 dist.print_each("dentro")
