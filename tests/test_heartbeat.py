@@ -224,6 +224,9 @@ def test_a_fault_is_the_last_word(tmp_path):
         raise TrainingFault("se acabó el disco")
     (beat,) = heartbeat.read(tmp_path)
     assert beat.ended == "se acabó el disco" and beat.failed
+    with pytest.raises(KeyboardInterrupt), heartbeat.beating(tmp_path, Session()):
+        raise KeyboardInterrupt
+    assert not heartbeat.read(tmp_path)[0].failed, "somebody wanted it to end"
 
 
 @pytest.mark.parametrize("said, heard", [
@@ -293,6 +296,22 @@ def test_a_store_that_fails_leaves_the_file(tmp_path, shards, capsys):  # noqa: 
     printed = capsys.readouterr()
     assert printed.out.count("Broken pipe") == 1 and "Traceback" not in printed.out + printed.err
     assert heartbeat.read(tmp_path)[0].ended == "completo"
+
+
+def test_a_store_that_is_gone_is_asked_once(tmp_path, capsys):
+    asked, dist = [], Session(rank=1, world_size=2)
+
+    def gone(key, _):
+        asked.append(key)
+        raise RuntimeError("Broken pipe")
+
+    teller = heartbeat._Teller(tmp_path, dist, Clock(dist))
+    teller._introduce()
+    teller.store = SimpleNamespace(set=gone)
+    for _ in range(3):
+        teller._beat()
+    assert asked == ["heartbeat/1"] and heartbeat.read(tmp_path)[0].number == 3
+    assert capsys.readouterr().out.count("Broken pipe") == 1
 
 
 def test_age_counts_from_when_it_was_heard(tmp_path):
