@@ -13,6 +13,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -494,6 +495,38 @@ def test_a_stop_while_ranks_begin_is_no_lost_machine(capsys):
     assert group.conclude(1) == 3 and "no queda espacio" in capsys.readouterr().err
     group.ranks[1].error, group.asked = lost, []
     assert group.conclude(1) == 3 and "no contesta el rango 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code, over", [(2, True), (128 + signal.SIGTERM, True), (3, False), (137, False)])
+def test_what_a_restart_would_not_change_is_not_started_again(code, over):
+    ended, group = [], launch.Launch(2, 3, False)
+    group.torchrun = SimpleNamespace(terminate=lambda: ended.append(True))
+    group.ranks = {rank: launch.Rank(rank + 1, error="mal") for rank in range(2)}
+    group.event(rank=1, code=code)
+    assert not group.over, "the other may say why"
+    group.event(rank=0, code=code)
+    assert group.over == over and len(ended) == over
+
+
+def test_how_a_launch_that_was_stopped_or_never_began_is_told(monkeypatch, capsys):
+    sent, group = [], launch.Launch(2, 0, False, "las demás")
+    monkeypatch.setattr(launch, "send_signal", lambda pid, number: sent.append((pid, number)))
+    group.chatter.append("Timed out after 301 seconds waiting for clients. 1/2 clients joined.")
+    with pytest.raises(UserError, match=r"no han llegado todas las máquinas \(1 de 2\).*las demás"):
+        group.conclude(1)
+    group.torchrun = SimpleNamespace(kill=lambda: sent.append("torchrun"))
+    group.pass_on(signal.SIGUSR1, None)
+    assert group.conclude(-9) == 128 + signal.SIGUSR1, "before any rank began"
+    group.event(rank=0, pid=7)
+    assert sent == ["torchrun", (7, signal.SIGTERM)]
+    group.ranks = {0: launch.Rank(7, 128 + signal.SIGTERM), 1: launch.Rank(8)}
+    group.pass_on(signal.SIGUSR1, None)
+    assert sent[2:] == [(8, signal.SIGUSR1)], "the other has ended"
+    group.ranks[1].code, group.ended = 128 + signal.SIGTERM, [0, 1]
+    assert group.conclude(1) == 128 + signal.SIGUSR1, "what was asked for, whatever ended them"
+    group.asked = []
+    assert group.conclude(-9) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "error: torchrun murió por la señal 9, y sus procesos pararon\n"
 
 
 def test_saving_may_take_long_after_the_others_left(tmp_path):
