@@ -631,14 +631,20 @@ def test_a_description_of_endless_brackets_is_a_damaged_one(model, tokenizer, tm
         export.require_free(tmp_path / "hf")
 
 
-def test_pieces_that_colour_the_terminal_are_written_out(model, tokenizer, tmp_path, monkeypatch, capsys):
+def test_what_is_asked_for_is_drawn_and_no_piece_colours_the_terminal(model, tokenizer, tmp_path, monkeypatch, capsys):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
-    seeds = []
-    monkeypatch.setattr(sampling, "write", lambda *_, say, seed, **__: (seeds.append(seed) or say("a\x1b[2Jb"), 1))
+    asked = []
+    monkeypatch.setattr(sampling, "write", lambda model, _, *words, say, **given: (asked.append(
+        (*words, given, getattr(model, "early_exit", None))) or say("a\x1b[2Jb"), 1))
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--seed", "7", "--num-samples", "3"])
     generate.main()
-    assert seeds == [7, 8, 9]  # or all texts would be one
+    assert [given["seed"] for _, _, given, _ in asked] == [7, 8, 9]  # or all texts would be one
     assert capsys.readouterr().out.startswith("a\\x1b[2Jb\n")
+    path = save(thinker(tokenizer, segments=2), tokenizer, tmp_path / "hrm.pth")
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--early-exit", *"--prompt al --length 9 "
+                                      "--temperature 0.5 --top-k 4 --top-p 0.25".split()])
+    generate.main()
+    assert asked[-1] == ("al", 9, {"seed": 0, "temperature": 0.5, "top_k": 4, "top_p": 0.25}, True)
 
 
 @pytest.mark.parametrize("kind", [None, "unigram", hf.SentencePieceBPETokenizer, hf.ByteLevelBPETokenizer])
