@@ -471,29 +471,13 @@ def test_no_token_is_forgotten_where_a_rank_is_lost_between_two_messages():
     assert synced.unheard() == 15 + 2 * 20
 
 
-def alone(*values):
-    """A DiLoCo of one fragment, without its groups, whose agreed weights are 0; and its own weights, a parameter."""
-    synced, own = DiLoCo.__new__(DiLoCo), torch.nn.Parameter(torch.tensor(values))
-    synced.parameters, synced.agreed_flat = [own], torch.zeros(len(values))
-    synced.cuts, synced.flight = [0, len(values)], None
-    return synced, own
-
-
 @pytest.mark.parametrize("value, kept", [(2.0, 2.0), (float("nan"), 0.0)])
 def test_who_is_left_in_the_last_agreement_keeps_nothing_that_is_not_finite(value, kept):
-    synced, _ = alone(2.0, value)
+    synced, own = DiLoCo.__new__(DiLoCo), torch.nn.Parameter(torch.tensor([2.0, value]))
+    synced.parameters, synced.agreed_flat = [own], torch.zeros(2)
     with pytest.raises(RuntimeError), synced._own_if_alone(True):
         raise RuntimeError("gloo: Connection closed by peer")
     assert synced.agreed_flat.tolist() == [kept, kept]
-
-
-def test_who_goes_back_to_the_agreed_weights_has_learnt_nothing_since_its_fragment_left():
-    synced, own = alone(1.0, 2.0)
-    synced.flight = diloco.Flight(0, None, torch.tensor([0.5, 0.5]))
-    synced.retreat()
-    synced.agreed_flat += 3.0  # what arrives
-    synced._land(slice(0, 2))
-    assert own.tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 7])
