@@ -113,8 +113,8 @@ def make_reporter(args, dist, task, steps, precision):
 class Evaluation:
     """Measures val_loss, EM and F1 of the validation questions; to be called on all ranks, with the StopRequest, if
     any, by which they abandon it. The best model by val_loss is kept in the folder `best` of --checkpoint-dir. metrics,
-    answers: of the last call, empty where that was abandoned; the answers on rank 0 alone. Without
-    a question that has an answer to compare with there are no metrics.
+    answers: of the last call, empty where that was abandoned; the answers on rank 0 alone. Without a question that has
+    an answer to compare with there are no metrics.
 
     first: the step that this run goes on from, None where none is taken: then no best model is looked for or kept. One
     that does not lead there, because it is of another run or of later steps, is moved aside. clock: the run's Clock.

@@ -401,6 +401,13 @@ def test_what_is_compressed_is_unpacked_as_told(tmp_path, monkeypatch, name, con
     monkeypatch.chdir(tmp_path)
     write(tmp_path / name, content)
     assert follow(name) == 0 and documents(tmp_path) == ["hola"]
+    write(tmp_path / name, content[:-4])
+    follow(name)
+    assert documents(tmp_path) == ["hola"], "half a text is none"
+
+
+def test_a_name_is_no_option():
+    assert formats.by_name(Path("-t.zip"))[1].endswith(": unzip ./-t.zip -d ./-t")
 
 
 @pytest.mark.parametrize("name, content, others", [
