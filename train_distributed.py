@@ -58,8 +58,8 @@ def build_parser():
                        help="recalcula las activaciones en la pasada hacia atrás: menos memoria, más cálculo")
     data = parser.add_argument_group("datos")
     data.add_argument("--dataset", type=cli.path, default="squad", metavar="RUTA|NOMBRE",
-                      help="un .json de SQuAD v1.1, una carpeta con train*.json y dev*.json, muestra (incluida), o un "
-                           "nombre del Hub")
+                      help="un .json de SQuAD v1.1, un .jsonl con una pregunta por línea, una carpeta con train*.json "
+                           "y dev*.json, muestra (incluida), o un nombre del Hub")
     data.add_argument("--max-train-examples", type=cli.number(int, low=0), default=10_000, metavar="N",
                       help="preguntas para entrenar; 0: todas")
     data.add_argument("--max-val-examples", type=cli.number(int, low=0), default=500, metavar="N",
