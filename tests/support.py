@@ -25,11 +25,11 @@ LIMIT = 120
 
 
 def environment(**extra):
-    """The environment of a child: this checkout can be imported, there are no variables of a launcher, it has one
-    thread, and a crash says where it was."""
+    """The environment of a child: this checkout can be imported and is compiled once for all of them, there are no
+    variables of a launcher, it has one thread, and a crash says where it was."""
     clean = {key: value for key, value in os.environ.items()
              if not key.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_", "AURA_INJECT"))
-             and key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+             and key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONDONTWRITEBYTECODE")}
     return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
             **{k: str(v) for k, v in extra.items()}}
 

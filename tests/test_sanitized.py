@@ -13,7 +13,7 @@ FLAGS = ["-std=c++17", "-O0", "-fsanitize=address", *extension.KERNEL_FLAGS]
 
 
 def run(command, **options):
-    return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, **options)
+    return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240, **options)
 
 
 @pytest.fixture(scope="module")
