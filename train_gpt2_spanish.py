@@ -3,6 +3,8 @@
     python train_gpt2_spanish.py --preset demo                               # two CPU cores, a few minutes
     python train_gpt2_spanish.py --prepare --dataset-name wikipedia --dataset-max-tokens 100000000
     python train_gpt2_spanish.py --batch-size 8 --epochs 1                   # gpt2, on the data prepared last
+    python train_gpt2_spanish.py --init-from gpt2_spanish.pth --dataset-name poemas.txt --output poemas.pth \
+        --checkpoint-dir checkpoints/poemas --log-dir logs/poemas            # a trained model goes on with other text
     torchrun --nproc_per_node=4 train_gpt2_spanish.py --distributed --batch-size 8 --seq-len 128
     python -m aura.generate --checkpoint gpt2_spanish.pth --prompt "En un lugar de la Mancha"
 
@@ -12,8 +14,8 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 
 import dataclasses
 
-from aura import cli, distributed, optim, pretrain, start
-from aura.errors import EXIT_OK, found_by_all
+from aura import cli, distributed, initial, optim, pretrain, start
+from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.models import gpt
 
 # What a preset decides besides the model's sizes (aura/models/gpt.py). Learning rates: Brown et al. 2020, table 2.1,
@@ -30,6 +32,7 @@ RECIPES = {
     "gpt2-large": {"batch_size": 2, "grad_accum": 16, "lr": 2.5e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
     "gpt2-xl": {"batch_size": 1, "grad_accum": 32, "lr": 2e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
 }
+CONTINUED = 0.1  # share of a preset's learning rate for weights that are trained already, which a whole one would undo
 
 
 def build_parser():
@@ -37,6 +40,10 @@ def build_parser():
     parser = cli.Parser(prog="train_gpt2_spanish.py", description="Entrena un GPT-2 en español.")
     model = parser.add_argument_group("modelo")
     model.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="gpt2", help=", ".join(gpt.PRESETS))
+    model.add_argument("--init-from", type=cli.path, metavar="RUTA|NOMBRE",
+                       help="empieza con los pesos, las medidas y el tokenizador de un modelo ya entrenado: un .pth o "
+                            ".pt de este proyecto, o un GPT-2 de Hugging Face, su carpeta o su nombre; --preset da "
+                            "entonces solo la receta")
     model.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques")
     model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
     model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
@@ -56,11 +63,16 @@ def build_parser():
 def complete(args):
     """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
     vocabulary, which the data decides."""
+    if args.init_from and args.tokenizer:
+        raise UserError(f"--tokenizer {args.tokenizer!r}: con --init-from el tokenizador es el de ese modelo; quite "
+                        "--tokenizer")
     preset = gpt.PRESETS[args.preset]
     explicit_length = args.max_steps or args.epochs
     for name, value in {**RECIPES[args.preset], **dataclasses.asdict(preset)}.items():
         if getattr(args, name) is None and not (name == "max_steps" and explicit_length):
             setattr(args, name, value)
+    if args.init_from and "lr" not in args.given:
+        args.lr *= CONTINUED
     sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(preset)}
     config = dataclasses.replace(preset, **sizes)
     config.check()
@@ -82,21 +94,29 @@ def main():
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)
+        begun = initial.read(args, dist)
+        if begun:
+            config = begun.config
+            if "lr" not in args.given:
+                dist.print(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
+        if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)
-        data = pretrain.load_data(args, dist, config)
+        data = pretrain.load_data(args, dist, config, begun)
         if args.prepare:
             return EXIT_OK
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         start.require_memory(args, config, dist, pretrain.SMALLER)
-        model = dist.build(lambda: gpt.GPT(config), lambda model: model.init_weights(args.seed))
+        model = dist.build(lambda: gpt.GPT(config), lambda model: initial.filled(model, begun, dist, args.seed))
+        if begun and not dist.sharded:
+            dist.broadcast_weights(model)
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 
         def schedule(step, steps):
             return optim.warmup_cosine(step, steps=steps, warmup_steps=round(args.warmup_ratio * steps), lr=args.lr,
                                        min_lr=args.min_lr_ratio * args.lr)
 
-        return pretrain.train(args, dist, data, model, optimizer, schedule, next_token_loss)
+        return pretrain.train(args, dist, data, model, optimizer, schedule, next_token_loss, begun=begun)
 
 
 if __name__ == "__main__":

@@ -192,20 +192,19 @@ def latest(data_dir):
     return max(prepared(data_dir), key=lambda dataset: dataset.meta["prepared_at"], default=None)
 
 
-def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None, max_tokens=None,
+def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction=None, max_tokens=None,
             threads=None, latest=False, accept=lambda tokenizer: None, note=print):
     """Turn `corpus` into a prepared folder data_dir/NAME, or return the one that is there already for the same
     bytes and options. Uses all cores; memory does not grow with the corpus.
 
-    max_tokens: stop after this many tokens. val_fraction: share of the documents kept for validation. threads: all
-    cores by default. latest: make it count as prepared last even where it is there already. accept: is called with the
-    Tokenizer before what is there is replaced, and may raise UserError.
+    tokenizer: None to train one of `vocab_size` pieces. max_tokens: stop after this many tokens. val_fraction: share of
+    the documents kept for validation. threads: all cores by default. latest: make it count as prepared last even where
+    it is there already. accept: is called with the Tokenizer before what is there is replaced, and may raise UserError.
     Raises UserError for bad input; the folder of an earlier preparation is then untouched. What it returns has been
     read through; an earlier preparation that is damaged is made anew.
     """
     if corpus.source["kind"] == "hub":
         max_tokens = max_tokens or corpora.HUB_DEFAULT_TOKENS
-    tokenizer = tokenizers.load(tokenizer_path) if tokenizer_path else None
     options = {"vocab_size": vocab_size if tokenizer is None else tokenizer.vocab_size, "max_tokens": max_tokens,
                "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
     final = Path(data_dir) / corpus.name

@@ -12,7 +12,7 @@ import re
 import shutil
 
 import aura
-from aura import cli, models, output
+from aura import cli, gpt2, models, output
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError
 from aura.files import (
@@ -34,8 +34,7 @@ MARK = "aura_version"  # in config.json: this folder is an export, and a later o
 TOKENIZER = "tokenizer.json"
 FILES = {"config.json", "model.safetensors", "generation_config.json", TOKENIZER, "vocab.json",
          "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"}
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-LAYER_NORM_EPSILON, RMS_NORM_EPSILON = 1e-5, 1e-6  # the defaults of ops.layer_norm and ops.rms_norm
+RMS_NORM_EPSILON = 1e-6  # the default of ops.rms_norm
 
 
 def build_parser():
@@ -162,11 +161,7 @@ def _of_the_system(problem):
 def hf_weights(config, weights):
     """Our state dict under the names and in the shapes of transformers' GPT2LMHeadModel or HrmTextForCausalLM, dtypes
     kept."""
-    if isinstance(config, HRMConfig):
-        return _hrm_weights(config, weights)
-    # Its projections are Conv1D: [in, out] where ours are [out, in]. Its head is tied, as ours is, and not stored.
-    return {f"transformer.{name}": (value.t() if name.endswith(TRANSPOSED) else value).contiguous()
-            for name, value in weights.items()}
+    return _hrm_weights(config, weights) if isinstance(config, HRMConfig) else gpt2.renamed(weights)
 
 
 def _hrm_weights(config, weights):
@@ -196,7 +191,7 @@ def hf_settings(config, weights, tokenizer):
     ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     special = {"eos_token": names[tokenizer.eos_id], "pad_token": names[tokenizer.pad_id]}
     return {
-        "config.json": {**(_hrm_text(config) if isinstance(config, HRMConfig) else _gpt2(config)),
+        "config.json": {**(_hrm_text(config) if isinstance(config, HRMConfig) else gpt2.described(config)),
                         "dtype": dtype, "torch_dtype": dtype, **ends, MARK: aura.__version__},
         "generation_config.json": ends,
         # Text must not become a special token because it spells its name (split_special_tokens).
@@ -204,15 +199,6 @@ def hf_settings(config, weights, tokenizer):
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.seq_len,
             "clean_up_tokenization_spaces": False, "split_special_tokens": True, "padding_side": "left", **special},
         "special_tokens_map.json": special}
-
-
-def _gpt2(config):
-    """What transformers' GPT2Config calls the sizes of a GPT."""
-    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": config.vocab_size,
-            "n_positions": config.seq_len, "n_embd": config.n_embd, "n_layer": config.n_layer, "n_head": config.n_head,
-            "n_inner": 4 * config.n_embd, "activation_function": "gelu_new", "layer_norm_epsilon": LAYER_NORM_EPSILON,
-            "resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout,
-            "tie_word_embeddings": True}
 
 
 def _hrm_text(config):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from aura import cli, corpus, distributed, files, optim, pretrain, scaling, start, stream
+from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.models import hrm
 from aura.words import counted
@@ -144,7 +145,7 @@ def _kind_to_stream(args):
     if args.dataset_max_tokens:
         raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee a medida que se "
                         "entrena no se corta; use --max-steps, o --no-stream para prepararlo antes")
-    pretrain.require_pieces(args)
+    pretrain.require_pieces(args, args.tokenizer and tokenizers.load(args.tokenizer))
     return kind
 
 

@@ -138,34 +138,35 @@ def set_earlier_aside(folder, note):
         note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
 
 
-def read_output(path):
-    """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. Raises UserError naming the file."""
-    path = path_called(path, f"--checkpoint {str(path)!r}")
+def read_output(path, flag="--checkpoint"):
+    """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. flag: the argument that named it.
+    Raises UserError naming the file."""
+    path = path_called(path, f"{flag} {str(path)!r}")
     if not path.is_file():
         why = "es una carpeta" if path.is_dir() else "no existe"
-        raise UserError(f"--checkpoint {str(path)!r}: {why}; indique el fichero de un modelo (gpt2_spanish.pth, "
+        raise UserError(f"{flag} {str(path)!r}: {why}; indique el fichero de un modelo (gpt2_spanish.pth, "
                         "final_model.pt) o de un punto de control (ckpt-00000500.pt)")
     if path.suffix == ".safetensors":
-        raise UserError(f"--checkpoint {str(path)!r}: es para otras herramientas, como transformers; indique el "
+        raise UserError(f"{flag} {str(path)!r}: es para otras herramientas, como transformers; indique el "
                         "fichero .pth o .pt del que se exportó")
-    state = read(path, "cópielo otra vez, o indique otro con --checkpoint")
+    state = read(path, f"cópielo otra vez, o indique otro con {flag}")
     if isinstance(state.get("config"), dict):
         kinds = {"model": dict, "ema": dict, "tokenizer": torch.Tensor}
         state.setdefault("ema", {})
         if wrong := [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]:
-            raise UserError(f"--checkpoint {str(path)!r} no es un punto de control de este proyecto: no tiene "
+            raise UserError(f"{flag} {str(path)!r} no es un punto de control de este proyecto: no tiene "
                             f"{', '.join(wrong)}, o no es lo que debe; indique otro")
         weights = {**state["model"], **state["ema"]}
         try:
             return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
         except UserError as problem:  # WordPiece's, if it is of train_distributed.py
-            raise UserError(f"--checkpoint {str(path)!r}: su tokenizador no es de SentencePiece, así que no es de un "
+            raise UserError(f"{flag} {str(path)!r}: su tokenizador no es de SentencePiece, así que no es de un "
                             "modelo que escriba texto; un BERT está ya en su --output, en el formato que leen "
                             "otras herramientas") from problem
     if "own" in state:
         above = os.path.normpath(path.parent / "..")
         whole = next((str(each) for each in found(above) if step_of(each) == step_of(path)), None)
-        raise UserError(f"--checkpoint {str(path)!r}: es lo que un proceso guarda solo para sí, sin el modelo: indique "
+        raise UserError(f"{flag} {str(path)!r}: es lo que un proceso guarda solo para sí, sin el modelo: indique "
                         + (repr(whole) if whole else "el punto de control de ese paso, de la carpeta de encima"))
     beside = path.with_suffix(".json")
     if not beside.exists():
@@ -187,7 +188,7 @@ def read_output(path):
                                 f"{expected!r}") from problem
         raise UserError(f"falta {named} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem
-    return config, state, _own_tokenizer(path, vocabulary, known)
+    return config, state, _own_tokenizer(path, vocabulary, known, flag)
 
 
 def _descriptions(folder):
@@ -202,7 +203,7 @@ def _descriptions(folder):
     return names
 
 
-def _own_tokenizer(path, vocabulary, known):
+def _own_tokenizer(path, vocabulary, known, flag):
     """The tokenizer in the file `vocabulary` of the model `path`, whose sha256 is `known`, None where the description
     does not say. Another model's pieces would make nonsense of the text. Raises UserError."""
     why = "no está" if not vocabulary.exists() else "no es el suyo, o está dañado"
@@ -213,7 +214,7 @@ def _own_tokenizer(path, vocabulary, known):
         raise UserError(f"{str(vocabulary)!r} no se puede leer ({explain(problem)}): corrija sus permisos") from problem
     except (OSError, UserError):  # which advises to name another, and that cannot be done here
         pass
-    wanted = f"--checkpoint {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}"
+    wanted = f"{flag} {str(path)!r}: su tokenizador, {vocabulary.name!r}, {why}"
     for other in path.parent.glob(f"*tokenizer{vocabulary.suffix}") if not vocabulary.exists() else ():
         with contextlib.suppress(OSError):
             if hashlib.sha256(regular(other).read_bytes()).hexdigest() == known:

@@ -42,14 +42,15 @@ def refuse_too_large(args, config, dist):
     start.require_room(args, smallest, dist)
 
 
-def load_data(args, dist, config):
+def load_data(args, dist, config, begun=None):
     """The Dataset named by the arguments, on every machine; it is prepared first where it is missing. config: the
-    model's; its vocabulary size is decided by the data."""
-    return share.share_out(dist, dist.made_on_main(lambda: _find_or_prepare(args, dist, config)), args.data_dir)
+    model's; its vocabulary size is decided by the data. begun: an initial.Beginning, whose tokenizer they get, or
+    None."""
+    return share.share_out(dist, dist.made_on_main(lambda: _find_or_prepare(args, dist, config, begun)), args.data_dir)
 
 
-def _find_or_prepare(args, dist, config):
-    name = args.dataset_name
+def _find_or_prepare(args, dist, config, begun):
+    name, tokenizer = args.dataset_name, begun and begun.tokenizer
     if name is None and not args.prepare:
         last = dataset.latest(args.data_dir)
         if last is not None:
@@ -61,6 +62,9 @@ def _find_or_prepare(args, dist, config):
             if "vocab_size" in args.given and args.vocab_size not in has:
                 raise UserError(f"--vocab-size {args.vocab_size} solo sirve al preparar datos, y los últimos tienen "
                                 f"{last.vocab_size} piezas: indique también --dataset-name")
+            if tokenizer and not tokenizers.same_pieces(last.load_tokenizer().model, tokenizer.model):
+                raise UserError(f"los últimos datos preparados, {last.directory.name!r}, tienen otro tokenizador que "
+                                f"--init-from {args.init_from!r}: indique --dataset-name, y se prepararán con el suyo")
             dist.print(f"Datos: {last.directory.name!r}, los últimos preparados en {args.data_dir}.")
             last.verify()
             return last
@@ -69,27 +73,29 @@ def _find_or_prepare(args, dist, config):
         dist.print("Datos: la muestra incluida. Para usar un corpus de verdad: --dataset-name wikipedia, o la ruta de "
                    "un .txt o .jsonl.")
 
-    require_pieces(args)
+    if tokenizer is None and args.tokenizer:
+        tokenizer = tokenizers.load(args.tokenizer)
+    require_pieces(args, tokenizer)
     text = corpus.open_corpus(name, max_tokens=args.dataset_max_tokens)
 
     def accept(tokenizer):
         if not args.prepare:
             planned = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
-            resume.require_same(args, dist, planned, tokenizer.model)
+            resume.require_same(args, dist, planned, tokenizer.model, begun and begun.checksum)
 
     return dataset.prepare(
         text, args.data_dir, vocab_size=args.vocab_size,
-        tokenizer_path=args.tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
+        tokenizer=tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)
 
 
-def require_pieces(args):
-    """Raise UserError where --vocab-size was given and is not the size of --tokenizer, which alone decides."""
-    if args.tokenizer and "vocab_size" in args.given:
-        size = tokenizers.load(args.tokenizer).vocab_size
-        if size != args.vocab_size:
-            raise UserError(f"--vocab-size {args.vocab_size}: --tokenizer {args.tokenizer!r} tiene {size} piezas; "
-                            "quite --vocab-size, o quite --tokenizer y se entrenará uno de ese tamaño")
+def require_pieces(args, tokenizer):
+    """Raise UserError where --vocab-size was given and is not the size of `tokenizer`, if there is one, that of
+    --tokenizer or of --init-from: it alone decides."""
+    if tokenizer and "vocab_size" in args.given and tokenizer.vocab_size != args.vocab_size:
+        flag, named = ("--tokenizer", args.tokenizer) if args.tokenizer else ("--init-from", args.init_from)
+        raise UserError(f"--vocab-size {args.vocab_size}: {flag} {named!r} tiene {tokenizer.vocab_size} piezas; "
+                        f"quite --vocab-size, o quite {flag} y se entrenará uno de ese tamaño")
 
 
 def make_loaders(args, dist, data):
@@ -196,19 +202,26 @@ def make_sample(args, dist, module, tokenizer, reporter, precision):
 
 
 def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None, table="train.csv", description=None,
-          target_hours=None, same_data=False, begin_step=None, measured=None):
+          target_hours=None, same_data=False, begin_step=None, measured=None, begun=None):
     """Everything between a built model and its files: loaders, resume, loop, output. Returns the exit code.
 
     schedule(step, steps) -> learning rate. loss_fn as loop.train wants it. names: a checkpoint.Names. table and
     target_hours: as report.Reporter takes them. description: name of the JSON beside the model. same_data: refuse to go
     on with another data set. begin_step(step, steps): called before each step. measured: as scaling.recorded gives it.
+    begun: an initial.Beginning whose weights the module has, None where they are fresh.
     """
     precision = start.agree_precision(args, dist)
     tokenizer, config = data.load_tokenizer(), module.config
+
+    def first_weights():
+        if begun:
+            return dist.broadcast_tree(begun.weights)
+        return type(module)(config).init_weights(args.seed).state_dict()
+
     loader, validation = make_loaders(args, dist, data)
     with loader, heartbeat.beating(args.log_dir, dist) as clock:
         checkpointer = start.make_checkpointer(args, dist, config, data.meta["name"], data.sha256, tokenizer.model,
-                                               names)
+                                               names, begun and begun.checksum)
         ready = start.make_ready(
             args, dist, module, optimizer, precision, loader, checkpointer, loss_fn,
             torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device),
@@ -232,8 +245,7 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
                     policy, dist, begin_step=begin_step and ready.at_step(begin_step),
                     evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                     sample=make_sample(args, dist, module, tokenizer, reporter, precision),
-                    reinitialise=lambda: sharding.load_whole(
-                        module, type(module)(config).init_weights(args.seed).state_dict()), clock=clock)
+                    reinitialise=lambda: sharding.load_whole(module, first_weights()), clock=clock)
             finally:
                 reporter.close()
             if stopped:

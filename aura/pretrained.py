@@ -1,27 +1,23 @@
 """Published BERT weights: a folder or a name on the Hub in, a module out; and back, as other tools read them.
 
 A folder holds config.json, vocab.txt or tokenizer.json, and model.safetensors, the files of the transformers library.
-Weights are read from safetensors alone: a format without code in it.
 """
 
-import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
-from aura import hub
+from aura import published
 from aura.errors import UserError
-from aura.files import explain, path_called, remove_partials, write_bytes, write_json
+from aura.files import remove_partials, write_bytes, write_json
 from aura.models import in_range
 from aura.models.bert import BertConfig
+from aura.published import CONFIG, TOKENIZER, WEIGHTS
 
-WEIGHTS, CONFIG, VOCABULARY, TOKENIZER = "model.safetensors", "config.json", "vocab.txt", "tokenizer.json"
+VOCABULARY = "vocab.txt"
 HELD = f"{CONFIG}, {VOCABULARY} o {TOKENIZER}, y {WEIGHTS}"
-# The revision of a name on the Hub that is known to hold what we expect; of others the newest is taken.
 REVISIONS = {"bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
              "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594"}
 FIELDS = {"vocab_size": "vocab_size", "max_position_embeddings": "seq_len", "num_hidden_layers": "n_layer",
@@ -54,47 +50,15 @@ class Loaded:
 
 
 def find(name, note=print):
-    """The folder that `name` means: itself, or a copy of what the Hub has under `owner/name[@revision]`.
-
-    Raises UserError when there is no such folder, or the Hub cannot be asked.
-    """
-    path = path_called(name, f"--model {name!r}")
-    if path.is_dir():
-        return path
-    plain, _, revision = name.partition("@")
-    a_path = name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", plain, re.ASCII)
-    if path.exists() or a_path:
-        raise UserError(f"--model {name!r}: no es una carpeta con {HELD}, ni un nombre del Hub; --model "
-                        "random:tiny no necesita ningún fichero")
-    revision = revision or REVISIONS.get(plain)
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as problem:
-        raise UserError(f"--model {name!r}: no hay una carpeta con ese nombre, y para traerlo del Hub hace falta el "
-                        "paquete huggingface_hub: pip install huggingface_hub; o --model random:tiny") from problem
-    hub.quiet()
-    note(f"Modelo {plain} del Hub{f', revisión {revision[:12]}' if revision else ', la última revisión'}...")
-    try:
-        return Path(snapshot_download(plain, revision=revision,
-                                      allow_patterns=[WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, "tokenizer_config.json"]))
-    except Exception as problem:  # its HTTP client raises types that change from version to version
-        raise UserError(f"--model {name!r}: no hay una carpeta con ese nombre, y el Hub no lo da "
-                        f"({hub.reason(problem)}); compruebe el nombre y la red, o indique una carpeta") from problem
+    """The folder that --model `name` means, as published.find() has it."""
+    return published.find(name, "--model", HELD, [WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, "tokenizer_config.json"],
+                          "--model random:tiny no necesita ningún fichero", REVISIONS, note)
 
 
 def read_config(folder):
     """The BertConfig of a folder's config.json. Raises UserError naming what is missing, or is not BERT, and for more
     weights than its file can hold: nothing else would keep a module of any size from being made."""
-    path = Path(folder, CONFIG)
-    try:
-        given = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows' Notepad writes a byte order mark
-    except (OSError, ValueError, RecursionError) as problem:
-        why = explain(problem) if isinstance(problem, OSError) else "no es JSON válido"
-        raise UserError(f"--model: no se puede leer {str(path)!r} ({why}): la carpeta debe tener {HELD}; "
-                        "cópielos otra vez o indique otra") from problem
-    if not isinstance(given, dict) or given.get("model_type", "bert") != "bert":
-        kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
-        raise UserError(f"--model: {str(path)!r} describe un modelo {kind!r}, y aquí solo se entrena bert")
+    path, given = Path(folder, CONFIG), published.settings(folder, "bert", "--model", HELD)
     if missing := [name for name in FIELDS if name not in given and name not in OPTIONAL]:
         raise UserError(f"--model: {str(path)!r} no tiene {', '.join(missing)}")
     if given.get("hidden_act", "gelu") != "gelu" or given.get("position_embedding_type", "absolute") != "absolute":
@@ -133,20 +97,8 @@ def published_names(config):
 
 def read_tensors(path):
     """The tensors of a safetensors file under today's names: with the prefix `bert.`, weight and bias for gamma and
-    beta. Raises UserError when the file is missing, cut short or not safetensors."""
-    try:
-        open(path, "rb").close()  # safetensors takes what may not be read for what is not there
-        tensors = load_file(path)
-    except PermissionError as problem:
-        raise UserError(f"--model: {str(path)!r} no se puede leer ({explain(problem)}): corrija sus permisos"
-                        ) from problem
-    except FileNotFoundError as problem:
-        raise UserError(f"--model: falta {str(path)!r}; los pesos se leen solo de safetensors, en un fichero: si están "
-                        "de otra forma, transformers los escribe así con AutoModelForQuestionAnswering.from_pretrained("
-                        "CARPETA).save_pretrained(OTRA)") from problem
-    except (SafetensorError, OSError, ValueError, RuntimeError) as problem:  # safetensors says why in English
-        raise UserError(f"--model: {str(path)!r} está incompleto, no se puede leer o no es un fichero safetensors: "
-                        "cópielo otra vez") from problem
+    beta. Raises UserError as published.tensors() does."""
+    tensors = published.tensors(path, "--model", "AutoModelForQuestionAnswering")
     return {_today(name): tensor for name, tensor in tensors.items()}
 
 

@@ -114,13 +114,14 @@ def length(args, dist, loader, progress):
     return whole + fewer, fewer
 
 
-def require_same(args, dist, config, vocabulary):
+def require_same(args, dist, config, vocabulary, begun_with=None):
     """Raise UserError when the checkpoint that --resume means, if any, belongs to another model or tokenizer: on rank
-    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes."""
+    0, before the data that it was trained on are replaced. vocabulary: the tokenizer as bytes. begun_with: as
+    start.make_checkpointer() takes it."""
     meant = asked(args.resume, args.checkpoint_dir, dist)
     path = meant != "none" and checkpoint.choose(meant, args.checkpoint_dir)
     if path:
-        now = about(config, vocabulary) | {"arguments": vars(args) | {"resume": meant}}
+        now = about(config, vocabulary) | {"arguments": vars(args) | {"resume": meant}, "begun_with": begun_with}
         _require_same(checkpoint.peek(path), path, now, _tokenizers_at_hand(args))
 
 
@@ -197,8 +198,12 @@ def _require_same_beginning(state, path, constants, anew):
     """Raise UserError for other weights to begin with, or another --padding. anew: as above."""
     theirs, ours = (each.get("begun_with") for each in (state, constants))
     if theirs and ours and theirs != ours:
-        raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {state['arguments']['model']!r}: "
-                     f"indique aquellos, {anew}")
+        named = next(f"--{name.replace('_', '-')} {value!r}" for name, value in state["arguments"].items()
+                     if name in ("init_from", "model"))
+        raise agreed(UserError, f"{path} empezó con otros pesos, los de {named}: indique aquellos, {anew}")
+    if ours and not theirs and (named := constants["arguments"].get("init_from")):
+        raise agreed(UserError, f"{path} no empezó con los pesos de --init-from {named!r}: para empezar con ellos, "
+                     f"{anew.replace(' para empezar de cero', '')}; para seguir desde ese, quite --init-from")
     theirs, ours = (each.get("arguments", {}).get("padding") for each in (state, constants))
     if theirs and ours and theirs != ours:
         raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "

@@ -266,7 +266,7 @@ class Ready:
 
 def make_checkpointer(args, dist, config, dataset, sha256, vocabulary, names=None, begun_with=None):
     """What saves a run, with what it is about in each checkpoint. dataset: its name. vocabulary: the tokenizer as
-    bytes. begun_with: the checksum of the weights of --model, None where there are none."""
+    bytes. begun_with: the checksum of the weights of --model or --init-from, None without."""
     constants = {**resume.about(config, vocabulary), "arguments": plain_arguments(args), "begun_with": begun_with,
                  "dataset": {"name": dataset, "sha256": sha256}, "versions": versions()}
     if args.keep_every and (not args.checkpoint_freq or args.keep_every % args.checkpoint_freq):

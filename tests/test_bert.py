@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 
-from aura import ops, pretrained
+from aura import ops, pretrained, published
 from aura.errors import UserError
 from aura.models import bert
 from tests.hub import REVISION, Hub
@@ -369,7 +369,7 @@ def test_weights_that_may_not_be_read_are_called_that(folder, monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EACCES, "no")
 
-    monkeypatch.setattr(pretrained, "open", refused, raising=False)
+    monkeypatch.setattr(published, "open", refused, raising=False)
     with pytest.raises(UserError, match="model.safetensors' no se puede leer .permiso denegado.: corrija sus permisos"):
         pretrained.read_tensors(folder[0] / pretrained.WEIGHTS)
 

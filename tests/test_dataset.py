@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aura import corpus, dataset, files
+from aura import corpus, dataset, files, tokenizer
 from aura.errors import UserError
 from aura.shards import ShardWriter
 from tests.support import ROOT, Process, corpus_text
@@ -82,9 +82,9 @@ def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path)
     book.write_text(corpus_text(70), encoding="utf-8")
     again = prepare(book, data_dir, vocab_size=380)
     assert again.meta["source"]["bytes"] == [book.stat().st_size]
-    mine = prepare(book, data_dir, tokenizer_path=model)
+    mine = prepare(book, data_dir, tokenizer=tokenizer.load(model))
     assert mine.load_tokenizer().model == model.read_bytes()
-    fraction = {"tokenizer_path": model, "val_fraction": 0.5}
+    fraction = {"tokenizer": tokenizer.load(model), "val_fraction": 0.5}
     halved = prepare(book, data_dir, **fraction)
     assert halved.tokens("val") > mine.tokens("val") and halved.sha256 != mine.sha256
     assert prepare(book, data_dir, **fraction, max_tokens=5000).tokens("train") <= 5000

@@ -251,7 +251,7 @@ def data(tmp_path_factory):
         return dataset.prepare(corpus.open_corpus(str(folder / name / "libro.txt")), folder / name, **how, **quiet)
 
     first = prepare("a", corpus_text(20), vocab_size=300)
-    prepare("b", corpus_text(21), tokenizer_path=first.directory / first.meta["tokenizer"]["file"])
+    prepare("b", corpus_text(21), tokenizer=first.load_tokenizer())
     prepare("c", corpus_text(20), vocab_size=310)
     return [folder / name for name in "abc"]
 

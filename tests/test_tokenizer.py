@@ -312,8 +312,8 @@ def test_byte_fallback_counts_its_bytes(tokenizer, tmp_path):
 def test_data_are_prepared_with_it(tmp_path):
     path = byte_level(tmp_path)
     (tmp_path / "libro.txt").write_text(corpus_text(3), "utf-8")
-    made = dataset.prepare(corpus.open_corpus(str(tmp_path / "libro.txt")), tmp_path / "Data", tokenizer_path=path,
-                           note=lambda line: None)
+    made = dataset.prepare(corpus.open_corpus(str(tmp_path / "libro.txt")), tmp_path / "Data",
+                           tokenizer=load(path), note=lambda line: None)
     assert made.load_tokenizer().sha256 == load(path).sha256
     assert (made.directory / "tokenizer.json").is_file() and made.vocab_size == load(path).vocab_size
     made.verify()

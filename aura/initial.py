@@ -1,0 +1,115 @@
+"""--init-from: a training that begins with the weights of another model, of this project or published as a GPT-2."""
+
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from aura import gpt2, models, output, published, tokenizer
+from aura.errors import UserError, found_by_all
+from aura.files import path_called
+from aura.models import gpt
+
+FLAG = "--init-from"
+FILES = [published.CONFIG, published.WEIGHTS, published.TOKENIZER, "tokenizer_config.json", "tokenizer.model",
+         "vocab.json", "merges.txt"]
+# A padding and an end-of-document token may have been added to a tokenizer (tokenizer.load), no more.
+NEW_PIECES = 2
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a training begins with. checksum: the CRC-32 of the weights, as they were read. On rank 0 weights: {our
+    name: float32 tensor on the CPU}, and the model's tokenizer; None on the others."""
+
+    config: gpt.GPTConfig
+    checksum: int
+    weights: dict | None = None
+    tokenizer: object = None
+
+
+def read(args, dist):
+    """The Beginning that --init-from names, which only rank 0 needs to have, with the sizes put into `args`; None where
+    it was not given. Raises UserError."""
+    if args.init_from is None:
+        return None
+    found = dist.made_on_main(lambda: _read(args, dist.print))
+    values, checksum = dist.run_on_main(lambda: [asdict(found.config), found.checksum])
+    return _fitted(args, found or Beginning(gpt.GPTConfig(**values), checksum))
+
+
+def _read(args, note):
+    name, named = args.init_from, f"{FLAG} {args.init_from!r}"
+    path = path_called(name, named)
+    if path.is_file():
+        _require_apart(args, path.resolve(), named)
+        values, weights, pieces = output.read_output(name, FLAG)
+    else:
+        folder = published.find(name, FLAG, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o .pt",
+                                note=note)
+        (values, weights), pieces = gpt2.read(folder, FLAG), tokenizer.load(folder, FLAG)
+    config = models.described(values, weights, named)
+    if not isinstance(config, gpt.GPTConfig):
+        raise UserError(f"{named}: es un HRM, y este programa entrena un GPT-2: indique otro modelo")
+    checksum = 0
+    for value in weights.values():
+        checksum = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy(), checksum)
+    new = pieces.vocab_size - config.vocab_size
+    if new > NEW_PIECES:
+        raise UserError(f"{named}: su tokenizador tiene {pieces.vocab_size} piezas y el modelo solo "
+                        f"{config.vocab_size}: no son del mismo modelo; indique otro")
+    weights = {name: value.float() for name, value in weights.items()}
+    weights["wte.weight"] = _with_rows(weights["wte.weight"], pieces.vocab_size)
+    config = replace(config, vocab_size=pieces.vocab_size)
+    rows = (f", {new} nuevas" if new > 0 else f", las de su tokenizador de {config.vocab_size - new}" if new else "")
+    note(f"Se parte de {name}: {config.parameters() / 1e6:.2f} M parámetros, contexto {config.seq_len}, vocabulario "
+         f"{config.vocab_size}{rows}.")
+    return Beginning(config, checksum, weights, pieces)
+
+
+def _require_apart(args, path, named):
+    """Raise UserError where the run would put its own files in the place of the model `path`, which the same command
+    reads again when it goes on."""
+    if Path(args.output).resolve() == path:
+        raise UserError(f"--output {args.output!r} es el modelo del que se parte: indique otro --output")
+    if Path(args.checkpoint_dir).resolve() == path.parent:
+        raise UserError(f"{named} está en --checkpoint-dir, donde se guardarán los puntos de control de este "
+                        "entrenamiento: indique otra --checkpoint-dir")
+
+
+def _with_rows(embedding, count):
+    """The embedding with `count` rows. Pieces that the model has never seen get the mean of the others: a GPT-2's
+    logits lie far below 0, where one of a fresh row would be, and then it would be the likeliest of all (Hewitt 2021,
+    "Initializing New Word Embeddings for Pretrained Language Models")."""
+    fresh = embedding.mean(0, keepdim=True).expand(max(0, count - len(embedding)), -1)
+    return torch.cat([embedding[:count], fresh])
+
+
+@found_by_all
+def _fitted(args, begun):
+    """`begun` with the context and the dropout that were asked for; what else was given must be what it is."""
+    config = begun.config
+    for name in ("n_layer", "n_head", "n_embd"):
+        flag, given, has = f"--{name.replace('_', '-')}", getattr(args, name), getattr(config, name)
+        if name in args.given and given != has:
+            raise UserError(f"{flag} {given}: el modelo de {FLAG} tiene {has}; quite {flag}")
+    if "seq_len" in args.given and args.seq_len > config.seq_len:
+        raise UserError(f"--seq-len {args.seq_len}: el modelo de {FLAG} lee hasta {config.seq_len} tokens; indique "
+                        f"{config.seq_len} o menos")
+    asked = {name: getattr(args, name) for name in ("seq_len", "dropout") if name in args.given}
+    config = replace(config, **asked)
+    for name, value in asdict(config).items():
+        if name != "vocab_size":
+            setattr(args, name, value)
+    weights = begun.weights and {**begun.weights, "wpe.weight": begun.weights["wpe.weight"][:config.seq_len]}
+    return replace(begun, config=config, weights=weights)
+
+
+def filled(model, begun, dist, seed):
+    """`model` with the weights to begin with, for dist.build: those of `begun` on rank 0, fresh ones elsewhere and
+    where there is none."""
+    if begun and dist.main:
+        model.load_state_dict(begun.weights)
+        return model
+    return model.init_weights(seed)

@@ -1,0 +1,285 @@
+"""--init-from: a training that begins with a model of this project, or with a published GPT-2."""
+
+import csv
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aura import distributed, export, gpt2, initial, output, published
+from aura.errors import UserError
+from aura.models import gpt, hrm
+from tests.hub import Hub
+from tests.support import ROOT, corpus_text, run, run_ranks
+from tests.test_tokenizer import byte_level
+
+SCRIPT = ROOT / "train_gpt2_spanish.py"
+SMALL = ["--preset", "demo", "--batch-size", 4, "--sample-length", 0, "--log-interval", 1, "--eval-windows", 8]
+SIZES = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 32, "--vocab-size", 400]
+
+
+def train(folder, *options, **extra):
+    return run([SCRIPT, *SMALL, *options], folder, **extra)
+
+
+def losses(folder):
+    with open(folder / "logs" / "train.csv", newline="") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a small model that has been trained for a while, modelo.pth, and the text it has read."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "libro.txt").write_text(corpus_text(), encoding="utf-8")
+    code, said = train(folder, *SIZES, "--dataset-name", "libro.txt", "--max-steps", 60, "--lr", 3e-3, "--output",
+                       "modelo.pth")
+    assert code == 0, said
+    return folder
+
+
+@pytest.fixture
+def other(tmp_path, model):
+    """A folder with another text, where a training begins with that model."""
+    (tmp_path / "otro.txt").write_text(corpus_text(70)[40_000:], encoding="utf-8")
+    return ["--init-from", model / "modelo.pth", "--dataset-name", "otro.txt", "--max-steps", 4]
+
+
+def beginning(path, *given, **options):
+    """initial.read() of one process, for arguments of which `given` were typed."""
+    args = SimpleNamespace(**{"init_from": str(path), "given": set(given), "seq_len": None, "n_layer": None, "n_head":
+                              None, "n_embd": None, "dropout": None, "output": "otro.pth",
+                              "checkpoint_dir": "otra", **options})
+    return initial.read(args, distributed.Session()), args
+
+
+def test_it_begins_where_the_model_ended_and_goes_on_by_itself(model, other, tmp_path):
+    code, said = train(tmp_path, *other)
+    assert code == 0 and "Se parte de " in said and "contexto 32, vocabulario 400." in said, said
+    assert "--lr 0.0001: la décima parte de la del preset" in said, said
+    begun, ended = losses(tmp_path), losses(model)
+    assert abs(begun[0] - ended[-1]) < 0.5 < ended[0] - begun[0], (begun, ended)
+    made = json.loads((tmp_path / "gpt2_spanish.json").read_text())
+    assert made["config"] == json.loads((model / "modelo.json").read_text())["config"]
+    assert made["arguments"]["init_from"] == str(model / "modelo.pth")
+    code, said = train(tmp_path, *other[:-1], 6)
+    assert code == 0 and "Se reanuda en el paso 4" in said and losses(tmp_path)[:4] == begun, said
+    code, said = train(tmp_path, *SIZES[:-2], "--max-steps", 7)
+    assert code == 0 and "Se reanuda en el paso 6" in said, "also without the model that it began with"
+
+
+def test_two_processes_of_which_one_has_the_model_learn_what_one_does(other, tmp_path):
+    code, said = train(tmp_path, *other, "--lr", 1e-3)
+    assert code == 0 and "la décima parte" not in said, said
+    alone, folders = losses(tmp_path), [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    shutil.copy(tmp_path / "otro.txt", folders[0])
+    for suffix in (".pth", ".json", ".tokenizer.model"):
+        shutil.copy(Path(other[1]).with_suffix(suffix), folders[0])
+    words = [SCRIPT, *SMALL, "--init-from", "modelo.pth", *other[2:], "--lr", 1e-3, "--distributed", "--batch-size", 2]
+    for options in ([], ["--fsdp", "--resume", "none", "--attention", "sdpa"]):
+        assert [code for code, _ in run_ranks([*words, *options], folders)] == [0, 0]
+        assert losses(folders[0]) == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_nan_before_the_first_checkpoint_begins_with_the_model_again(model, other, tmp_path):
+    code, said = train(tmp_path, *other, "--lr", 1e-9, AURA_INJECT_NAN="0:1")
+    assert code == 0 and "se reinician los pesos" in said, said
+    assert abs(losses(tmp_path)[-1] - losses(model)[-1]) < 0.5
+
+
+def test_a_run_that_began_otherwise_is_left_alone(model, other, tmp_path):
+    same = [*SIZES, "--dataset-name", model / "libro.txt", "--tokenizer", model / "modelo.tokenizer.model"]
+    assert train(tmp_path, *same, "--max-steps", 2)[0] == 0
+    kept = sorted((tmp_path / "Data").rglob("*"))
+    code, said = train(tmp_path, *other)
+    assert code == 2 and "no empezó con los pesos de --init-from" in said, said
+    assert "otra --checkpoint-dir, o --resume none; para seguir desde ese, quite --init-from" in said
+    assert sorted((tmp_path / "Data").rglob("*")) == kept, "before its text is prepared"
+    assert train(tmp_path, *other, "--resume", "none")[0] == 0
+    weights = torch.load(model / "modelo.pth", weights_only=True)
+    torch.save({**weights, "ln_f.bias": weights["ln_f.bias"] + 1}, model / "segundo.pth")
+    for suffix in (".json", ".tokenizer.model"):
+        shutil.copy(model / f"modelo{suffix}", model / f"segundo{suffix}")
+    code, said = train(tmp_path, "--init-from", model / "segundo.pth", *other[2:])
+    assert code == 2 and "empezó con otros pesos, los de --init-from" in said, said
+
+
+def test_data_of_another_tokenizer_are_not_taken(other, tmp_path):
+    assert train(tmp_path, *SIZES[:-1], 380, "--prepare", "--dataset-name", "otro.txt")[0] == 0
+    code, said = train(tmp_path, *other[:2])
+    assert code == 2 and "los últimos datos preparados, 'otro', tienen otro tokenizador que --init-from" in said, said
+    assert train(tmp_path, *other, "--prepare")[0] == 0
+    code, said = train(tmp_path, *other[:2], "--max-steps", 1)
+    assert code == 0 and "Datos: 'otro', los últimos preparados" in said, said
+
+
+@pytest.mark.parametrize("options, told", [
+    (["--tokenizer", "t.model"], "--tokenizer 't.model': con --init-from el tokenizador es el de ese modelo"),
+    (["--n-layer", 3], "--n-layer 3: el modelo de --init-from tiene 2; quite --n-layer"),
+    (["--seq-len", 33], "--seq-len 33: el modelo de --init-from lee hasta 32 tokens; indique 32 o menos"),
+    (["--vocab-size", 399], "--vocab-size 399: --init-from "),
+    (["--init-from", "no/esta.pth"], "--init-from 'no/esta.pth': "),
+    (["--init-from", "."], "--init-from: no se puede leer 'config.json' (no existe): la carpeta debe tener "),
+    (["--init-from", "{}/modelo.pth", "--output", "{}/../{.name}/modelo.pth"], "--output "),
+    (["--init-from", "{}/modelo.pth", "--checkpoint-dir", "{}"], "--init-from "),
+])
+def test_what_does_not_go_with_it_is_one_line(model, other, tmp_path, options, told):
+    code, said = train(tmp_path, *other, *(str(option).replace("{}", str(model)).replace("{.name}", model.name)
+                                           for option in options))
+    assert code == 2 and said.splitlines()[-1].startswith(f"error: {told}"), said
+    assert not (tmp_path / "Data").exists() and not (tmp_path / "checkpoints").exists()
+
+
+def test_a_shorter_context_and_another_dropout(model):
+    whole, _ = beginning(model / "modelo.pth")
+    begun, args = beginning(model / "modelo.pth", "seq_len", "dropout", seq_len=8, dropout=0.25)
+    assert begun.config == gpt.GPTConfig(400, 8, 2, 2, 32, 0.25) and (args.seq_len, args.n_layer) == (8, 2)
+    assert torch.equal(begun.weights["wpe.weight"], whole.weights["wpe.weight"][:8])
+    assert begun.checksum == whole.checksum
+
+
+def test_a_checkpoint_will_do_with_its_average(model):
+    path = next((model / "checkpoints").glob("*.pt"))
+    begun, _ = beginning(path)
+    assert begun.config.n_layer == 2 and begun.tokenizer.vocab_size == 400
+    assert begun.checksum == beginning(model / "modelo.pth")[0].checksum
+
+
+def test_an_hrm_is_none_of_these(tmp_path, model, monkeypatch):
+    module = hrm.HRM(hrm.HRMConfig(vocab_size=40, seq_len=8, n_layer=1, n_head=2, n_embd=16, n_ff=16)).init_weights(0)
+    monkeypatch.setattr(output, "read_output", lambda *_: (asdict(module.config), module.state_dict(), None))
+    with pytest.raises(UserError, match="es un HRM, y este programa entrena un GPT-2"):
+        beginning(model / "modelo.pth")
+
+
+# ---- Published models -----------------------------------------------------------------------------------------------
+
+
+CONFIG = {"vocab_size": 300, "n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.2}
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """(a GPT2LMHeadModel of transformers, the folder that it has saved, with a tokenizer)."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIG)).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    module.save_pretrained(tmp_path / "hf")
+    byte_level(tmp_path / "hf", special_tokens=["<|endoftext|>"])
+    return module, tmp_path / "hf"
+
+
+def change(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_published_gpt2_computes_what_it_does_there(theirs):
+    module, folder = theirs
+    begun, args = beginning(folder)
+    assert begun.config == gpt.GPTConfig(301, 24, 2, 4, 32, 0.2) and args.dropout == 0.2
+    ours = initial.filled(gpt.GPT(begun.config), begun, distributed.Session(), 0).eval()
+    tokens = torch.randint(300, (3, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, expected = ours(tokens), module(tokens).logits
+        assert expected.std() > 1, "logits too flat to tell anything"
+        torch.testing.assert_close(logits[..., :300], expected, rtol=1e-4, atol=1e-4)
+        # The padding token, which it did not have, is neither the likeliest of all nor impossible.
+        torch.testing.assert_close(logits[..., 300], expected.mean(-1), rtol=1e-3, atol=1e-3)
+
+
+def test_what_was_exported_comes_back_bit_for_bit(model, tmp_path):
+    config, weights, pieces = output.read_output(model / "modelo.pth")
+    export.write_folder(tmp_path / "hf", gpt.GPTConfig(**config), weights, pieces)
+    begun, _ = beginning(tmp_path / "hf")
+    assert asdict(begun.config) == config and begun.weights.keys() == weights.keys()
+    assert all(torch.equal(begun.weights[name], value) for name, value in weights.items())
+
+
+def test_files_of_other_times(theirs, tmp_path):
+    """Without prefix, with causal masks and the head, in 16 bits, and the older pair of vocabulary files."""
+    _, folder = theirs
+    expected, _ = beginning(folder)
+    tensors = {name.removeprefix("transformer."): value.half()
+               for name, value in load_file(folder / published.WEIGHTS).items()}
+    for layer in range(2):
+        tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 24, 24), f"h.{layer}.attn.masked_bias": torch.tensor(-1e4)}
+    save_file({**tensors, "lm_head.weight": tensors["wte.weight"].clone()}, folder / published.WEIGHTS)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(document["model"]["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in document["model"]["merges"]))
+    (folder / "tokenizer.json").unlink()
+    begun, _ = beginning(folder)
+    assert begun.config == expected.config
+    for name, value in begun.weights.items():
+        torch.testing.assert_close(value, expected.weights[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("values, told", [
+    ({"model_type": "llama"}, "describe un modelo 'llama', y aquí solo se entrena gpt2"),
+    ({"activation_function": "relu"}, "pide activation_function 'relu', que el GPT-2 de aquí no tiene"),
+    ({"n_inner": 64}, "pide n_inner 64"),
+    ({"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
+     "pide scale_attn_by_inverse_layer_idx True, tie_word_embeddings False"),
+    ({"n_layer": "dos"}, "no valen n_layer 'dos'"),
+    ({"n_layer": 3}, "los pesos no corresponden a su configuración"),
+    ({"n_layer": 10**9}, "los pesos no corresponden a su configuración"),
+    ({"n_head": 5}, "su configuración está dañada"),
+    ({"vocab_size": 290}, "los pesos no corresponden a su configuración"),
+])
+def test_models_that_are_no_such_gpt2(theirs, values, told):
+    change(theirs[1] / "config.json", **values)
+    with pytest.raises(UserError, match=told) as problem:
+        beginning(theirs[1])
+    assert "--init-from" in str(problem.value)
+
+
+def test_weights_that_are_not_its_own(theirs):
+    path = theirs[1] / published.WEIGHTS
+    tensors = load_file(path)
+    save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1}, path)
+    with pytest.raises(UserError, match="lm_head.weight no es wte.weight"):
+        beginning(theirs[1])
+    tensors["transformer.h.1.mlp.c_fc.bias"][3] = torch.nan
+    save_file(tensors, path)
+    with pytest.raises(UserError, match="no son números finitos en sus pesos .h.1.mlp.c_fc.bias"):
+        beginning(theirs[1])
+    path.rename(path.with_name("pytorch_model.bin"))
+    with pytest.raises(UserError, match="solo de safetensors.*AutoModelForCausalLM"):
+        beginning(theirs[1])
+
+
+def test_the_tokenizer_must_be_the_models(theirs, tmp_path):
+    byte_level(theirs[1], vocab_size=310)
+    with pytest.raises(UserError, match="su tokenizador tiene 31[012] piezas y el modelo solo 300: no son del mismo"):
+        beginning(theirs[1])
+    byte_level(theirs[1], vocab_size=270)
+    begun, _ = beginning(theirs[1])
+    assert begun.config.vocab_size == begun.tokenizer.vocab_size == len(begun.weights["wte.weight"]) < 300
+
+
+def test_from_the_hub(theirs, tmp_path):
+    (tmp_path / "hub" / "ana").mkdir(parents=True)
+    theirs[1].rename(tmp_path / "hub" / "ana" / "gpt2")
+    (tmp_path / "libro.txt").write_text(corpus_text(), encoding="utf-8")
+    with Hub(tmp_path / "hub") as hub:
+        code, said = train(tmp_path, "--init-from", "ana/gpt2", "--dataset-name", "libro.txt", "--max-steps", 2,
+                           **hub.environment(tmp_path / "cache"))
+    assert code == 0 and "Modelo ana/gpt2 del Hub, la última revisión..." in said, said
+    assert "contexto 24, vocabulario 301, 1 nuevas." in said, said
+    assert json.loads((tmp_path / "gpt2_spanish.json").read_text())["config"]["n_embd"] == 32
+
+
+def test_the_names_of_a_config_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    known = transformers.GPT2Config().to_dict()
+    assert all(known[name] == default for name, (default, _) in gpt2.ONLY.items())
