@@ -245,7 +245,7 @@ def train(args, dist, task, clock):
         if not stopped:
             stopped = finish(args, dist, task, run, evaluation, request, checkpointer)
         path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics, first=first,
-                               stopped=stopped)
+                               stopped=stopped, request=request)
         if path:
             dist.print(f"Cifras de esta ejecución: {path}")
         if stopped:

@@ -29,6 +29,7 @@ from aura.checkpointer import collect
 from aura.errors import OutOfMemory, TrainingFault
 from aura.files import MISSHAPEN, explain, set_aside, write_json
 from aura.models import bert
+from aura.signals import Abandoned
 
 
 @dataclass(frozen=True)
@@ -220,13 +221,13 @@ def save_model(folder, dist, task, module, metrics, answers=None, named=None):
     dist.run_on_main(write)
 
 
-def exchange_figures(args, dist, task, model, loss_fn, precision, step):
+def exchange_figures(args, dist, task, model, loss_fn, precision, step, request):
     """What exchanging costs, as fields of results.Result: times steps of `model`, which exchanges, of one that does
     not, and the exchange alone. step: seconds of a whole step in training. Raises OutOfMemory on all ranks where
-    one has no room for a whole model besides what it trained."""
+    one has no room for a whole model besides what it trained, Abandoned once the `request` of one asks to stop."""
     def timed(one, **how):
         return scaling.step_seconds(dist, one.train(), loss_fn, make_loader(args, dist, task), args.grad_accum,
-                                    precision, **how)
+                                    precision, request, **how)
 
     together = timed(model)  # first, in the memory it trained in: a rank that ran out here would leave others waiting
     with scaling.enough_memory(dist):
@@ -236,7 +237,7 @@ def exchange_figures(args, dist, task, model, loss_fn, precision, step):
     del plain
     by_rows = sum(parameter.numel() for parameter in getattr(model, "by_rows", ()))  # next to nothing of these travels
     size, seconds = scaling.exchange_seconds(dist, task.config.parameters() - by_rows, args.grad_accum,
-                                             precision.dtype)
+                                             precision.dtype, request)
     return {"alone_step_s": max(1e-9, step - max(0.0, together - alone)), "exchange_bytes": size, "exchange_s": seconds}
 
 
@@ -256,10 +257,11 @@ def recipe(args, task, synced):
     return found
 
 
-def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stopped):
+def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stopped, request):
     """Leave the figures of this run's steps after `first` in --results-dir; to be called on all ranks. What exchanging
     costs is measured where a step exchanges whole gradients and the memory is enough, but not when the run was
-    stopped: then it is in a hurry. Returns the path on rank 0."""
+    stopped, nor once `request` asks for it: then it is in a hurry, as torchrun and Slurm kill after 30 s. Returns the
+    path on rank 0."""
     run, steps = ready.run, ready.run.progress.step - first
     devices, hosts, memory, local_ranks = map(list, zip(*dist.gather_objects((
         backend.device_name(dist.device), socket.gethostname(), backend.peak_memory(dist.device) / 1e9,
@@ -273,10 +275,14 @@ def record(args, dist, task, ready, loss_fn, reporter, metrics, *, first, stoppe
     used = strategy(dist, run.sync)
     if used in results.EXCHANGING and not stopped:
         try:
-            exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, run.precision, step)
+            exchange |= exchange_figures(args, dist, task, ready.model, loss_fn, run.precision, step,
+                                         request)
             exchange["communication_s"] = (step - exchange["alone_step_s"]) * steps
         except OutOfMemory as problem:  # the model is trained and saved
             dist.print(f"Aviso: no se ha podido medir lo que cuesta el intercambio ({problem}); se guardan las "
+                       "demás cifras.")
+        except Abandoned:
+            dist.print("Aviso: no se mide lo que cuesta el intercambio, porque se ha pedido parar; se guardan las "
                        "demás cifras.")
     if not dist.main:
         return None

@@ -18,6 +18,7 @@ import torch.distributed as c10d
 from aura import backend, optim, products, sharding
 from aura.errors import OutOfMemory, UserError, agreed, first_line
 from aura.files import MISSHAPEN, write_json
+from aura.signals import Abandoned
 from aura.words import counted
 
 FILE = "benchmark.json"
@@ -96,9 +97,10 @@ def enough_memory(dist):
         raise agreed(OutOfMemory, f"no basta la memoria de {whose}")
 
 
-def step_seconds(dist, model, loss_fn, loader, grad_accum, precision, alone=False):
+def step_seconds(dist, model, loss_fn, loader, grad_accum, precision, request, alone=False):
     """Median time, on the slowest rank, of forward and backward of a step. Gradients are forgotten. alone: whether
-    `model` exchanges nothing; then it raises as enough_memory() does."""
+    `model` exchanges nothing; then it raises as enough_memory() does. Raises Abandoned on all ranks once one was asked
+    to stop, as its `request` tells."""
     times = []
     for _ in range(1 + ROUNDS):
         dist.barrier()
@@ -107,15 +109,22 @@ def step_seconds(dist, model, loss_fn, loader, grad_accum, precision, alone=Fals
             _accumulate(model, loss_fn, loader, grad_accum, precision, exchange=True)
             backend.wait(dist.device)
             seconds = time.perf_counter() - started
-        times.append(max(dist.gather_objects(seconds)))
+        times.append(_slowest(dist, seconds, request))
         model.zero_grad(set_to_none=True)
     return statistics.median(times[1:])  # the first one allocates
 
 
-def exchange_seconds(dist, parameters, grad_accum, dtype):
+def _slowest(dist, seconds, request):
+    several, asked = zip(*dist.gather_objects((seconds, request.number)), strict=True)
+    if any(asked):
+        raise Abandoned
+    return max(several)
+
+
+def exchange_seconds(dist, parameters, grad_accum, dtype, request):
     """(bytes, median seconds on the slowest rank) of what a step of a model with so many parameters exchanges, with
     nothing else to do meanwhile: gradients in float32, added up over the ranks; if it is cut, also its weights, as
-    dtype, gathered for forward and backward of each micro-batch. Raises as enough_memory() does."""
+    dtype, gathered for forward and backward of each micro-batch. Raises as enough_memory() and step_seconds() do."""
     share_of, times = -(-parameters // dist.world_size), []
     with enough_memory(dist):
         whole = torch.zeros(share_of * dist.world_size, device=dist.device)
@@ -132,7 +141,7 @@ def exchange_seconds(dist, parameters, grad_accum, dtype):
         else:
             c10d.all_reduce(whole)
         backend.wait(dist.device)
-        times.append(max(dist.gather_objects(time.perf_counter() - started)))
+        times.append(_slowest(dist, time.perf_counter() - started, request))
     return parameters * (4 + gathers * weights.element_size()), statistics.median(times[1:])
 
 

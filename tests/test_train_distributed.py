@@ -21,6 +21,7 @@ from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import bert
 from aura.output import other_run
+from aura.signals import StopRequest
 from aura.words import counted
 from tests.support import ROOT, Process, run, run_ranks
 
@@ -231,7 +232,8 @@ def test_the_figures_are_of_the_steps_of_this_run_alone(tmp_path, monkeypatch, s
     monkeypatch.setattr(finetune, "strategy", lambda *_: "ddp")
     monkeypatch.setattr(finetune, "exchange_figures", lambda *_: {"alone_step_s": 1.5, "exchange_bytes": 8})
     finetune.record(args, Session(), task, SimpleNamespace(run=run, model=None), None,
-                    SimpleNamespace(step_times=[1.0, 1.0, 2.0, 2.0, 2.0, 16.0]), {"f1": 7.0}, first=4, stopped=stopped)
+                    SimpleNamespace(step_times=[1.0, 1.0, 2.0, 2.0, 2.0, 16.0]), {"f1": 7.0}, first=4, stopped=stopped,
+                    request=StopRequest())
     (found,), notes = results.read(tmp_path)
     assert not notes and (found.steps, found.epochs, found.resumed, found.train_examples) == (6, 1.5, True, 5)
     assert (found.seconds, found.step_s, found.samples_per_s, found.global_batch) == (24.0, 2.0, 6 * 6 / 24, 6)
@@ -536,6 +538,35 @@ def test_no_room_to_measure_on_one_rank_costs_a_finished_training_nothing_else(t
     assert result.alone_step_s is result.communication_s is result.exchange_s is None
 
 
+STOPPED_WHILE_MEASURING = """
+import os, signal
+import train_distributed as script
+from aura import cli, scaling
+def asked(*words, **options):
+    print("un paso medido", flush=True)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return work(*words, **options)
+work, scaling._accumulate = scaling._accumulate, asked
+cli.run(script.main)
+"""
+
+
+def test_a_signal_ends_the_measuring_at_its_next_step_and_the_other_figures_are_left(tmp_path):
+    """torchrun and Slurm kill after 30 seconds, and measuring a model of some size takes longer."""
+    path, folders = tmp_path / "stopped.py", [tmp_path / "0", tmp_path / "1"]
+    path.write_text(STOPPED_WHILE_MEASURING)
+    for folder in folders:
+        folder.mkdir()
+    outputs = run_ranks([path, *OPTIONS, "--max-steps", 1], folders)
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert [output.count("un paso medido") for _, output in outputs] == [1, 1], outputs
+    assert "no se mide lo que cuesta el intercambio" in outputs[0][1], outputs
+    (result,), _ = results.read(folders[0] / "results")
+    assert result.f1 is not None and result.exit == results.COMPLETE
+    assert result.alone_step_s is result.communication_s is result.exchange_s is None
+
+
 @pytest.mark.parametrize("together, alone, left", [(3.0, 2.0, 4.0), (2.0, 3.0, 5.0), (9.0, 2.0, 1e-9)])
 def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alone, left):
     """Timed apart from the training, whose step took 5 s: contradictory measurements give no negative figure."""
@@ -547,7 +578,8 @@ def test_a_step_alone_takes_what_exchanging_does_not(monkeypatch, together, alon
     model = bert.QuestionAnswering(config)
     model.by_rows = [torch.ones(5)]  # which travel otherwise
     args, precision = SimpleNamespace(grad_accum=1, compile=False, grad_checkpointing=True), SimpleNamespace(dtype=None)
-    found = finetune.exchange_figures(args, Session(), SimpleNamespace(config=config), model, None, precision, 5.0)
+    task = SimpleNamespace(config=config)
+    found = finetune.exchange_figures(args, Session(), task, model, None, precision, 5.0, None)
     assert found == {"alone_step_s": left, "exchange_bytes": 4 * (config.parameters() - 5), "exchange_s": 0.5}
     assert timed[0] is model and timed[1].bert.grad_checkpointing, "no more and no less to compute than in training"
 
