@@ -176,6 +176,8 @@ def complete(args, card, note):
                         "cuenta: use auto, sdpa o fused")
     if args.optimizer == "adafactor" and "beta2" in args.given:
         raise UserError(f"{flag('beta2')} {args.beta2} es de AdamW: quítelo, o quite {flag('optimizer')} adafactor")
+    if args.tokenizer and args.vocab_size is None:
+        args.vocab_size = tokenizer.load(args.tokenizer).vocab_size
     if args.preset == "auto":
         args.preset, why = choose_preset(args, card)
         note(f"Preset: {args.preset}, {why}.")
@@ -227,7 +229,8 @@ def choose_preset(args, card):
 def ladder(args, config):
     """(flags, config) of every preset, as plan.alternatives() takes them. What was given wins over a preset, so
     the flags repeat the preset's sizes; the rest stays as given."""
-    kept = {name: getattr(config, name) for name in ("vocab_size", "dropout") if name in args.given}
+    own = {*args.given, "vocab_size"} if args.tokenizer else args.given
+    kept = {name: getattr(config, name) for name in ("vocab_size", "dropout") if name in own}
     return [(" ".join([f"--model_preset {name}", *(f"{flag(size)} {getattr(preset.config, size)}" for size in SIZES
                                                    if size in args.given)]),
              dataclasses.replace(preset.config, **kept)) for name, preset in PRESETS.items()]

@@ -378,6 +378,7 @@ def _recover(run, known, policy, checkpointer, reporter, dist, reinitialise):
                                   f"{times}; pruebe con un --lr menor, --precision bf16 o fp32, o revise los datos"
                                   f"{', o siga desde otro punto de control, o de cero, con --resume' * restored}")
     if policy.nan_policy == "stop" or progress.faults >= FAULT_LIMIT:
+        reporter.event(known.step, f"{known.trouble}: se detiene el entrenamiento")
         if skips and _finite(run):
             return fault
         raise fault

@@ -87,11 +87,13 @@ def join(place, dist, args):
 
 
 def _compared(args):
-    """{name: value} of the arguments in which processes may not differ; of --resume only whether it is none, since
-    rank 0 decides which checkpoint is meant."""
+    """{name: value} of the arguments in which processes may not differ; of --resume only whether it is none, and of
+    --init-from whether it was given, since rank 0 decides which checkpoint and which model are meant."""
     compared = {name: getattr(args, name) for name in SAME_EVERYWHERE if hasattr(args, name)}
     if hasattr(args, "resume"):
         compared["resume"] = "none" if args.resume == "none" else "distinto de none"
+    if hasattr(args, "init_from"):
+        compared["init_from"] = "algo" if args.init_from else "nada"
     return compared
 
 

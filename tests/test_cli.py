@@ -69,7 +69,7 @@ def test_every_numeric_flag_refuses_words_and_every_choice_refuses_others():
 def test_every_place_refuses_an_empty_name():
     parser = script.build_parser()
     places = [action for action in parser._actions if action.type is cli.path]
-    assert len(places) == 7
+    assert len(places) == 8
     for action in places:
         with pytest.raises(UserError, match=action.option_strings[-1]):
             parser.parse_args([action.option_strings[-1], ""])

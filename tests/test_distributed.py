@@ -68,11 +68,13 @@ else:
 def main():"""))
     path.write_text(path.read_text().replace("distributed=True", f"distributed=True, seed=7, log_dir=str({rank}), "
                                                                  f"sync_every=56 + {rank}, lr=[1e-3, 2e-3][{rank}], "
+                                                                 f"init_from=[None, 'a.pth'][{rank}], "
                                                                  f"resume=['otro.pt', 'none'][{rank}]"))
     for code, output in run_ranks([path], [tmp_path] * 2):
         assert code == 2 and "Traceback" not in output and "entra" not in output
-        assert ("--lr es 0.001 en el rango 0 y 0.002 en el rango 1; --resume es distinto de none en el rango 0 y none "
-                "en el rango 1; --sync-every es 56 en el rango 0 y 57 en") in output
+        assert ("--init-from es nada en el rango 0 y algo en el rango 1; --lr es 0.001 en el rango 0 y 0.002 en el "
+                "rango 1; --resume es distinto de none en el rango 0 y none en el rango 1; --sync-every es 56 en el "
+                "rango 0 y 57 en") in output
         assert output.count("lance todos los procesos con las mismas opciones") == 1 and "log-dir" not in output
 
 

@@ -26,9 +26,9 @@ from aura.rendezvous import SAME_EVERYWHERE
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.
 MAY_DIFFER = {"attention", "checkpoint_dir", "compile", "data_dir", "dataset", "dataset_max_tokens", "dataset_name",
-              "dist_timeout", "distributed", "grad_checkpointing", "help", "keep_checkpoints", "keep_every",
-              "local_rank", "log_dir", "log_interval", "master_addr", "master_port", "model", "num_workers", "output",
-              "rank", "results_dir", "resume", "tokenizer", "val_fraction", "world_size"}
+              "dist_timeout", "distributed", "grad_checkpointing", "help", "init_from", "keep_checkpoints",
+              "keep_every", "local_rank", "log_dir", "log_interval", "master_addr", "master_port", "model",
+              "num_workers", "output", "rank", "results_dir", "resume", "tokenizer", "val_fraction", "world_size"}
 
 
 class Ranks(Session):

@@ -19,6 +19,7 @@ from aura import cgroup, checkpoint, corpus, files, recall
 from aura.errors import UserError
 from aura.output import read_output
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
+from tests.test_tokenizer import byte_level
 
 SCRIPT = ROOT / "train_tensordock.py"
 SMALL = ["--model_preset", "manual", "--num_layers", "1", "--embed_size", "32", "--num_heads", "2", "--seq_length",
@@ -449,6 +450,20 @@ def test_the_way_out_that_is_named_fits_when_it_is_added(dry_run, gigabytes, giv
 def test_auto_looks_for_what_fits_with_all_that_was_given(dry_run, gigabytes, given):
     code, output = dry_run("--dataset_path", "muestra", "--gpu_gb", gigabytes, *given)
     assert code == 0 and "Preset: aura-" in output and "Preset: aura-cpu" not in output, output
+
+
+@pytest.mark.parametrize("gigabytes", [8, 1.1])
+def test_a_tokenizer_that_is_given_decides_on_the_plan(dry_run, tmp_path_factory, gigabytes):
+    """Also on the way out."""
+    path = byte_level(tmp_path_factory.mktemp("tokenizer"))
+    command = ["--dataset_path", "muestra", "--model_preset", "aura-8gb", "--tokenizer_name_or_path", path]
+    code, output = dry_run(*command, "--gpu_gb", gigabytes)
+    assert "vocabulario 302, " in output and (code == 0) == (gigabytes == 8), (code, output)
+    if code:
+        flags = re.search(r"cabe con (--.*) \((.*) GB\)", code)
+        code, output = dry_run(*command, "--gpu_gb", gigabytes, *flags[1].split())
+        assert code == 0 and abs(float(re.search(r"total +(\S+) GB", output)[1]) - float(flags[2])) < 0.051, output
+    assert "vocabulario 400, " in dry_run(*command[:4], "--gpu_gb", 8, "--vocab_size", 400)[1]
 
 
 @pytest.mark.parametrize("given", [("--embed_size", 10**10, "--num_heads", 1), ("--seq_length", 10**19),
