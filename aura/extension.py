@@ -17,6 +17,7 @@ import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -60,6 +61,14 @@ X86_ISAS = {
     "avx512": AVX512,
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+}
+# What Linux calls the instructions of a set, beyond those of the one before; csrc/ops.cpp asks the processor again.
+X86_FEATURES = {
+    "portable": set(),
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512bf16": {"avx512_bf16"},
+    "amx": {"amx_tile", "amx_bf16"},
 }
 # An instruction that shows whether a compiler, or the assembler it calls, is too old for a set.
 NEWEST = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tdpbf16ps %tmm0, %tmm1, %tmm2"}
@@ -139,6 +148,15 @@ def instruction_sets() -> dict[str, list[str]]:
     return made
 
 
+def _run_here(isas: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Those of `isas` that this processor has, all where the system does not say: of a build that stays here, the
+    others take 20 s of a core each, and would never run."""
+    has = set(_processor_flags().partition(":")[2].split())
+    if not has or platform.machine().lower() not in ("x86_64", "amd64"):
+        return isas
+    return dict(itertools.takewhile(lambda isa: X86_FEATURES[isa[0]] <= has, isas.items()))
+
+
 def _made_by(compiler: list[str], folder: Path) -> dict[str, list[str]]:
     """instruction_sets() without those that the compiler, or the assembler it calls, is too old for: AVX-512 BF16 asks
     for GCC 10 or clang 9 and binutils 2.33, AMX for GCC 11 or newer ones of the other two. `folder`: where to try."""
@@ -181,7 +199,7 @@ def units(compiler: list[str], native: bool, isas: dict[str, list[str]]) -> list
         threads.append("-fopenmp")
     elif sys.platform == "darwin":  # Apple's has no such option, and torch brings omp.h and the library
         threads += ["-Xclang", "-fopenmp"]
-    chosen_from = [f"-DAURA_HAS_{isa.upper()}" for isa in NEWEST if isa in isas]
+    chosen_from = [f"-DAURA_HAS_{isa.upper()}" for isa in isas]
     found.append(Unit(OPS_SOURCE, "operators.o", [*every, *here, *threads, *chosen_from]))
     for isa, flags in isas.items():
         found.append(Unit(KERNELS_SOURCE, f"kernels-{isa}.o", [*every, *KERNEL_FLAGS, *flags]))
@@ -247,7 +265,7 @@ def build_key(compiler: list[str]) -> str:
     """Name of the folder of a build: another source, flag, tool or processor gets another folder."""
     nvcc = shutil.which("nvcc")
     parts = {
-        "sources, flags and torch": _ninja_file(compiler, True, instruction_sets()),
+        "sources, flags and torch": _ninja_file(compiler, True, _run_here(instruction_sets())),
         "python": [sys.version, sysconfig.get_config_var("SOABI")],
         "compiler": output_of([*compiler, "--version"]),
         "cuda": output_of([nvcc, "--version"]) if nvcc else "none",
@@ -373,7 +391,8 @@ def _run_ninja(ninja: str, folder: Path) -> None:
 
 def build(compiler: list[str], target: Path, native: bool) -> None:
     """Build the extension at `target`; `native`: for this machine alone."""
-    run_build(_ninja_file(compiler, native, _made_by(compiler, target.parent)), OUTPUT, target)
+    isas = _made_by(compiler, target.parent)
+    run_build(_ninja_file(compiler, native, _run_here(isas) if native else isas), OUTPUT, target)
 
 
 def run_build(rules: str, output: str, target: Path) -> None:

@@ -35,10 +35,11 @@ bool may_use_tiles() {
 #endif
 
 // Best first. The compiler's check covers the operating system too, which must save the wider registers.
-// AURA_HAS_AVX512BF16, AURA_HAS_AMX: there are kernels of that set, which older compilers cannot make.
+// AURA_HAS_AVX2 and so on: there are kernels of that set. Older compilers cannot make the newest, and what is built for
+// one machine has those of its processor.
 std::vector<const Kernels*> runnable() {
   std::vector<const Kernels*> tables;
-#if defined(__x86_64__)
+#if defined(AURA_HAS_AVX512)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
 #if defined(AURA_HAS_AMX)
@@ -49,6 +50,8 @@ std::vector<const Kernels*> runnable() {
 #endif
     tables.push_back(&avx512::kernels());
   }
+#endif
+#if defined(AURA_HAS_AVX2)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables.push_back(&avx2::kernels());
 #endif
   tables.push_back(&portable::kernels());

@@ -393,6 +393,26 @@ def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, refused,
     assert ("-DAURA_HAS_AVX512BF16" in of_ops.flags, "-DAURA_HAS_AMX" in of_ops.flags) == (left > 3, False)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("flags, sets", [
+    ("flags\t\t: fpu sse2 avx2 fma", 2), ("flags : avx2", 1), ("flags : avx2 fma avx512_bf16 amx_tile amx_bf16", 2),
+    ("flags : avx2 fma avx512f avx512bw avx512dq avx512vl", 3), ("", 5), ("flags :", 5)])
+def test_of_a_build_that_stays_here_no_set_is_made_that_never_runs(monkeypatch, tmp_path, flags, sets):
+    monkeypatch.setattr(extension, "_processor_flags", lambda: flags)
+    made = []
+    monkeypatch.setattr(extension, "run_build", lambda rules, output, target: made.append(rules))
+    for native in (True, False):
+        extension.build(extension.find_compiler(), tmp_path / "_C.so", native)
+    names = list(extension.X86_ISAS)
+    for rules, left in zip(made, (names[:sets], names), strict=True):
+        assert re.findall(r"build kernels-(\w+).o", rules) == left[::-1]
+        assert re.findall(r"-DAURA_HAS_(\w+)", rules) == [name.upper() for name in left]
+
+
+def test_this_processor_runs_every_set_that_was_made_for_it():
+    assert set(module_with_ops().cpu_isas()) == set(extension._run_here(extension.instruction_sets()))
+
+
 def test_without_torch_the_loader_alone_is_built(monkeypatch):
     monkeypatch.setattr(extension, "find_torch", lambda: None)
     alone = units(native=False)
