@@ -132,7 +132,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
     low_x = x.to(low_weight.scalar_type());
   }
   OptionalTensor kept;
-  if (torch::autograd::get_current_graph_task_id() != -1) {  // a checkpoint computes again
+  // A checkpoint computes again. Beside a frozen weight there may be no node that could be asked for what was kept.
+  if (torch::autograd::get_current_graph_task_id() != -1 && weight.requires_grad()) {
     kept = Kept::apply(weight, low_x, low_weight);
   }
   return Linear::apply(x, weight, bias, kept, Linear::Low{low_x, low_weight, low_bias}, adding);

@@ -240,6 +240,18 @@ def test_a_bias_beside_a_frozen_weight_has_its_gradient():
     assert ours.bias.grad is not None and torch.equal(ours.bias.grad, theirs.bias.grad) and ours.weight.grad is None
 
 
+def test_the_operator_computes_a_frozen_weight_again():
+    """In a checkpoint, whose own backward asks: there is no node of the weight to ask for what it kept."""
+    x, low = torch.randn(5, 24, requires_grad=True), torch.randn(33, 24).bfloat16()
+
+    def block(x):
+        return torch.ops.aura.linear(x, low.float(), None, low, None, True).float().tanh()
+
+    (plain,), (again,) = (torch.autograd.grad(y.sum(), x) for y in (
+        block(x), torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)))
+    assert torch.equal(plain, again)
+
+
 @pytest.mark.parametrize("adding", [True, False])
 def test_a_gradient_that_is_not_asked_for_is_not_added(adding):
     module, x = layer(), torch.randn(5, 24, requires_grad=True)
