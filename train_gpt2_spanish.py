@@ -32,7 +32,9 @@ RECIPES = {
     "gpt2-large": {"batch_size": 2, "grad_accum": 16, "lr": 2.5e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
     "gpt2-xl": {"batch_size": 1, "grad_accum": 32, "lr": 2e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
 }
-CONTINUED = 0.1  # share of a preset's learning rate for weights that are trained already, which a whole one would undo
+# Share of a preset's learning rate for weights that are trained already. demo, trained on four fifths of the Quijote
+# and for one epoch on the rest, validated at 4.91, 4.90, 4.91 and 5.00 there with 0.03, 0.1, 0.3 and 1 times its rate.
+CONTINUED = 0.1
 
 
 def build_parser():
