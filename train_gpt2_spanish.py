@@ -99,7 +99,7 @@ def main():
         begun = initial.read(args, dist)
         if begun:
             config = begun.config
-            if "lr" not in args.given:
+            if "lr" not in args.given and not args.prepare:
                 dist.print(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
         if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)

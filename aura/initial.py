@@ -42,12 +42,19 @@ def read(args, dist):
 def _read(args, note):
     name, named = args.init_from, f"{FLAG} {args.init_from!r}"
     path = path_called(name, named)
-    if path.is_file():
+    if path.is_file() and path.name == published.WEIGHTS:
+        raise UserError(f"{named}: indique la carpeta en la que está, que tiene también su configuración y su "
+                        f"tokenizador: {str(path.parent)!r}")
+    if path.is_file() or path.suffix in (".pth", ".pt") and not path.exists():  # misspelt, it is none of the Hub's
         _require_apart(args, path.resolve(), named)
         values, weights, pieces = output.read_output(name, FLAG)
     else:
         folder = published.find(name, FLAG, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o .pt",
                                 note=note)
+        described = Path(args.output).with_suffix(".json")  # what the run would write beside config.pth
+        if described.name in FILES and described.parent.resolve() == folder.resolve():
+            raise UserError(f"--output {args.output!r} reemplazaría {described.name}, del modelo del que se parte: "
+                            "indique otro --output")
         (values, weights), pieces = gpt2.read(folder, FLAG), tokenizer.load(folder, FLAG)
     config = models.described(values, weights, named)
     if not isinstance(config, gpt.GPTConfig):

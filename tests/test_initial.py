@@ -3,7 +3,7 @@
 import csv
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aura import distributed, export, gpt2, initial, output, published
+from aura import distributed, export, gpt2, initial, output, published, rendezvous
 from aura.errors import UserError
 from aura.models import gpt, hrm
 from tests.hub import Hub
@@ -88,6 +88,11 @@ def test_two_processes_of_which_one_has_the_model_learn_what_one_does(other, tmp
         assert losses(folders[0]) == pytest.approx(alone, abs=1e-4)
 
 
+def test_all_processes_are_given_one_or_none():
+    model, other, none = (rendezvous._compared(SimpleNamespace(init_from=name)) for name in ("a.pth", "b.pth", None))
+    assert model == other != none, "rank 0 alone reads it, and may have it elsewhere"
+
+
 def test_a_nan_before_the_first_checkpoint_begins_with_the_model_again(model, other, tmp_path):
     code, said = train(tmp_path, *other, "--lr", 1e-9, AURA_INJECT_NAN="0:1")
     assert code == 0 and "se reinician los pesos" in said, said
@@ -115,7 +120,8 @@ def test_data_of_another_tokenizer_are_not_taken(other, tmp_path):
     assert train(tmp_path, *SIZES[:-1], 380, "--prepare", "--dataset-name", "otro.txt")[0] == 0
     code, said = train(tmp_path, *other[:2])
     assert code == 2 and "los últimos datos preparados, 'otro', tienen otro tokenizador que --init-from" in said, said
-    assert train(tmp_path, *other, "--prepare")[0] == 0
+    code, said = train(tmp_path, *other, "--prepare")
+    assert code == 0 and "--lr" not in said, said
     code, said = train(tmp_path, *other[:2], "--max-steps", 1)
     assert code == 0 and "Datos: 'otro', los últimos preparados" in said, said
 
@@ -125,10 +131,11 @@ def test_data_of_another_tokenizer_are_not_taken(other, tmp_path):
     (["--n-layer", 3], "--n-layer 3: el modelo de --init-from tiene 2; quite --n-layer"),
     (["--seq-len", 33], "--seq-len 33: el modelo de --init-from lee hasta 32 tokens; indique 32 o menos"),
     (["--vocab-size", 399], "--vocab-size 399: --init-from "),
-    (["--init-from", "no/esta.pth"], "--init-from 'no/esta.pth': "),
+    (["--init-from", "no/esta.pth"], "--init-from 'no/esta.pth': no existe; indique el fichero de un modelo"),
     (["--init-from", "."], "--init-from: no se puede leer 'config.json' (no existe): la carpeta debe tener "),
     (["--init-from", "{}/modelo.pth", "--output", "{}/../{.name}/modelo.pth"], "--output "),
     (["--init-from", "{}/modelo.pth", "--checkpoint-dir", "{}"], "--init-from "),
+    (["--init-from", "{}", "--output", "{}/config.pth"], "--output "),
 ])
 def test_what_does_not_go_with_it_is_one_line(model, other, tmp_path, options, told):
     code, said = train(tmp_path, *other, *(str(option).replace("{}", str(model)).replace("{.name}", model.name)
@@ -149,7 +156,13 @@ def test_a_checkpoint_will_do_with_its_average(model):
     path = next((model / "checkpoints").glob("*.pt"))
     begun, _ = beginning(path)
     assert begun.config.n_layer == 2 and begun.tokenizer.vocab_size == 400
-    assert begun.checksum == beginning(model / "modelo.pth")[0].checksum
+    whole, _ = beginning(model / "modelo.pth")
+    assert begun.checksum == whole.checksum
+    weights = torch.load(model / "modelo.pth", weights_only=True)
+    torch.save({**weights, "wte.weight": weights["wte.weight"] * 2}, model / "doble.pth")
+    for suffix in (".json", ".tokenizer.model"):
+        shutil.copy(model / f"modelo{suffix}", model / f"doble{suffix}")
+    assert beginning(model / "doble.pth")[0].checksum != whole.checksum, "of all weights, not of the last"
 
 
 def test_an_hrm_is_none_of_these(tmp_path, model, monkeypatch):
@@ -230,6 +243,8 @@ def test_files_of_other_times(theirs, tmp_path):
     ({"n_inner": 64}, "pide n_inner 64"),
     ({"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
      "pide scale_attn_by_inverse_layer_idx True, tie_word_embeddings False"),
+    ({"layer_norm_epsilon": 1e-12, "scale_attn_weights": False, "add_cross_attention": True},
+     "pide layer_norm_epsilon 1e-12, scale_attn_weights False, add_cross_attention True"),
     ({"n_layer": "dos"}, "no valen n_layer 'dos'"),
     ({"n_layer": 3}, "los pesos no corresponden a su configuración"),
     ({"n_layer": 10**9}, "los pesos no corresponden a su configuración"),
@@ -243,6 +258,34 @@ def test_models_that_are_no_such_gpt2(theirs, values, told):
     assert "--init-from" in str(problem.value)
 
 
+def test_other_ways_to_say_the_same(theirs):
+    path = theirs[1] / "config.json"
+    expected, _ = beginning(theirs[1])
+    sizes = {name: CONFIG[name] for name in gpt2.FIELDS}
+    same = {"activation_function": "gelu_pytorch_tanh", "n_inner": 4 * CONFIG["n_embd"], "resid_pdrop": None}
+    path.write_text(json.dumps(sizes | same), encoding="utf-8-sig")
+    begun, _ = beginning(theirs[1])
+    assert begun.config == replace(expected.config, dropout=gpt.GPTConfig.dropout)
+    path.write_text(json.dumps({name: value for name, value in sizes.items() if name != "n_head"}))
+    with pytest.raises(UserError, match="config.json' no tiene n_head"):
+        beginning(theirs[1])
+
+
+def test_tensors_of_another_shape(theirs):
+    path = theirs[1] / published.WEIGHTS
+    tensors = load_file(path)
+    head = tensors["transformer.wte.weight"]
+    for wrong in ({"transformer.h.0.attn.c_attn.weight": torch.zeros(2, 2, 2)},
+                  {"transformer.wte.weight": torch.zeros(1), "lm_head.weight": torch.zeros(1)}):
+        save_file(tensors | wrong, path)
+        with pytest.raises(UserError, match="los pesos no corresponden a su configuración"):
+            beginning(theirs[1])
+    del tensors["transformer.wte.weight"]
+    save_file(tensors | {"lm_head.weight": head}, path)
+    with pytest.raises(UserError, match="los pesos no corresponden a su configuración"):
+        beginning(theirs[1])
+
+
 def test_weights_that_are_not_its_own(theirs):
     path = theirs[1] / published.WEIGHTS
     tensors = load_file(path)
@@ -253,6 +296,8 @@ def test_weights_that_are_not_its_own(theirs):
     save_file(tensors, path)
     with pytest.raises(UserError, match="no son números finitos en sus pesos .h.1.mlp.c_fc.bias"):
         beginning(theirs[1])
+    with pytest.raises(UserError, match=f"model.safetensors': indique la carpeta en la que está.*: '{theirs[1]}'"):
+        beginning(path)
     path.rename(path.with_name("pytorch_model.bin"))
     with pytest.raises(UserError, match="solo de safetensors.*AutoModelForCausalLM"):
         beginning(theirs[1])
@@ -262,6 +307,8 @@ def test_the_tokenizer_must_be_the_models(theirs, tmp_path):
     byte_level(theirs[1], vocab_size=310)
     with pytest.raises(UserError, match="su tokenizador tiene 31[012] piezas y el modelo solo 300: no son del mismo"):
         beginning(theirs[1])
+    byte_level(theirs[1])  # without the end of a document and the padding, which it then receives
+    assert beginning(theirs[1])[0].config.vocab_size == 300 + initial.NEW_PIECES == 302
     byte_level(theirs[1], vocab_size=270)
     begun, _ = beginning(theirs[1])
     assert begun.config.vocab_size == begun.tokenizer.vocab_size == len(begun.weights["wte.weight"]) < 300
