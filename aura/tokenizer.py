@@ -181,8 +181,9 @@ def load(name_or_path, flag="--tokenizer"):
     except UserError as problem:
         raise UserError(f"{named}: {problem}") from problem
     except MISSHAPEN as problem:
-        raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json; indique uno, o quite esa "
-                        "opción para que se entrene con el texto") from problem
+        way_out = ("indique uno, o quite esa opción para que se entrene con el texto" if flag == "--tokenizer" else
+                   "recupere los ficheros que se publicaron con el modelo, o indique otro")
+        raise UserError(f"{named}: no es un modelo de SentencePiece ni un tokenizer.json; {way_out}") from problem
 
 
 def from_bytes(model):

@@ -312,6 +312,9 @@ def test_the_tokenizer_must_be_the_models(theirs, tmp_path):
     byte_level(theirs[1], vocab_size=270)
     begun, _ = beginning(theirs[1])
     assert begun.config.vocab_size == begun.tokenizer.vocab_size == len(begun.weights["wte.weight"]) < 300
+    (theirs[1] / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="ni un tokenizer.json; recupere los ficheros que se publicaron con el modelo"):
+        beginning(theirs[1])
 
 
 def test_from_the_hub(theirs, tmp_path):
