@@ -86,6 +86,9 @@ def test_two_processes_of_which_one_has_the_model_learn_what_one_does(other, tmp
     for options in ([], ["--fsdp", "--resume", "none", "--attention", "sdpa"]):
         assert [code for code, _ in run_ranks([*words, *options], folders)] == [0, 0]
         assert losses(folders[0]) == pytest.approx(alone, abs=1e-4)
+    told = run_ranks([*words, "--resume", "none", "--lr", 1e-9], folders, AURA_INJECT_NAN="1:1")
+    assert [code for code, _ in told] == [0, 0], "a fault before the first checkpoint: " + told[1][1]
+    assert losses(folders[0])[-1] < alone[0] + 0.5
 
 
 def test_all_processes_are_given_one_or_none():
