@@ -110,8 +110,10 @@ def main():
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         start.require_memory(args, config, dist, pretrain.SMALLER)
         model = dist.build(lambda: gpt.GPT(config), lambda model: initial.filled(model, begun, dist, args.seed))
-        if begun and not dist.sharded:
-            dist.broadcast_weights(model)
+        if begun:
+            begun = begun.without_weights()
+            if not dist.sharded:
+                dist.broadcast_weights(model)
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 
         def schedule(step, steps):

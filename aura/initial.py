@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from aura import gpt2, models, output, published, tokenizer
-from aura.errors import UserError, found_by_all
+from aura.errors import TrainingFault, UserError, found_by_all
 from aura.files import path_called
 from aura.models import gpt
 
@@ -28,6 +28,10 @@ class Beginning:
     weights: dict | None = None
     tokenizer: object = None
 
+    def without_weights(self):
+        """This, once a module has its weights: no copy of them takes memory while that trains (see weights())."""
+        return replace(self, weights=None)
+
 
 def read(args, dist):
     """The Beginning that --init-from names, which only rank 0 needs to have, with the sizes put into `args`; None where
@@ -39,48 +43,75 @@ def read(args, dist):
     return _fitted(args, found or Beginning(gpt.GPTConfig(**values), checksum))
 
 
+def weights(args, dist, begun):
+    """The weights that the training began with, on every rank, read again. Raises TrainingFault where they are no
+    longer there."""
+    return dist.broadcast_tree(dist.made_on_main(lambda: _again(args, begun)))
+
+
+def _again(args, begun):
+    try:
+        found = _fitted(args, _read(args, lambda line: None))
+    except UserError as problem:
+        raise TrainingFault(f"no hay punto de control, y el modelo del que se partió no se puede leer: {problem}"
+                            ) from problem
+    if found.checksum != begun.checksum:
+        raise TrainingFault(f"no hay punto de control, y {FLAG} {args.init_from!r} ya no es el modelo del que se "
+                            "partió")
+    return found.weights
+
+
 def _read(args, note):
-    name, named = args.init_from, f"{FLAG} {args.init_from!r}"
-    path = path_called(name, named)
-    if path.is_file() and path.name == published.WEIGHTS:
-        raise UserError(f"{named}: indique la carpeta en la que está, que tiene también su configuración y su "
-                        f"tokenizador: {str(path.parent)!r}")
-    if path.is_file() or path.suffix in (".pth", ".pt") and not path.exists():  # misspelt, it is none of the Hub's
-        _require_apart(args, path.resolve(), named)
-        values, weights, pieces = output.read_output(name, FLAG)
-    else:
-        folder = published.find(name, FLAG, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o .pt",
-                                note=note)
-        described = Path(args.output).with_suffix(".json")  # what the run would write beside config.pth
-        if described.name in FILES and described.parent.resolve() == folder.resolve():
-            raise UserError(f"--output {args.output!r} reemplazaría {described.name}, del modelo del que se parte: "
-                            "indique otro --output")
-        (values, weights), pieces = gpt2.read(folder, FLAG), tokenizer.load(folder, FLAG)
-    config = models.described(values, weights, named)
+    named = f"{FLAG} {args.init_from!r}"
+    values, found, pieces = _opened(args, named, note)
+    config = models.described(values, found, named)
     if not isinstance(config, gpt.GPTConfig):
         raise UserError(f"{named}: es un HRM, y este programa entrena un GPT-2: indique otro modelo")
     checksum = 0
-    for value in weights.values():
-        checksum = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy(), checksum)
+    for name in sorted(found):
+        checksum = zlib.crc32(found[name].contiguous().view(-1).view(torch.uint8).numpy(), checksum)
     new = pieces.vocab_size - config.vocab_size
     if new > NEW_PIECES:
         raise UserError(f"{named}: su tokenizador tiene {pieces.vocab_size} piezas y el modelo solo "
                         f"{config.vocab_size}: no son del mismo modelo; indique otro")
-    weights = {name: value.float() for name, value in weights.items()}
-    weights["wte.weight"] = _with_rows(weights["wte.weight"], pieces.vocab_size)
+    found = {name: value.float() for name, value in found.items()}
+    found["wte.weight"] = _with_rows(found["wte.weight"], pieces.vocab_size)
     config = replace(config, vocab_size=pieces.vocab_size)
     rows = (f", {new} nuevas" if new > 0 else f", las de su tokenizador de {config.vocab_size - new}" if new else "")
-    note(f"Se parte de {name}: {config.parameters() / 1e6:.2f} M parámetros, contexto {config.seq_len}, vocabulario "
-         f"{config.vocab_size}{rows}.")
-    return Beginning(config, checksum, weights, pieces)
+    note(f"Se parte de {args.init_from}: {config.parameters() / 1e6:.2f} M parámetros, contexto {config.seq_len}, "
+         f"vocabulario {config.vocab_size}{rows}.")
+    return Beginning(config, checksum, found, pieces)
 
 
-def _require_apart(args, path, named):
-    """Raise UserError where the run would put its own files in the place of the model `path`, which the same command
+def _opened(args, named, note):
+    """(configuration as a dict, {our name: tensor}, tokenizer) of the files that --init-from names."""
+    path = path_called(args.init_from, named)
+    if path.is_file() and path.name == published.WEIGHTS:
+        raise UserError(f"{named}: indique la carpeta en la que está, que tiene también su configuración y su "
+                        f"tokenizador: {str(path.parent)!r}")
+    if path.is_file() or path.suffix in (".pth", ".pt") and not path.exists():  # misspelt, it is none of the Hub's
+        _require_apart(args, {path, path.with_suffix(".json")}, named)
+        return output.read_output(path, FLAG)
+    own = sorted([*path.glob("*.pt"), *path.glob("*.pth")]) if path.is_dir() else []
+    if own and not (path / published.CONFIG).exists():
+        raise UserError(f"{named}: indique un fichero de esa carpeta, por ejemplo {str(own[-1])!r}")
+    folder = published.find(args.init_from, FLAG, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o "
+                            ".pt", note=note)
+    _require_apart(args, {folder / name for name in FILES}, named)
+    return *gpt2.read(folder, FLAG), tokenizer.load(folder, FLAG)
+
+
+def _require_apart(args, files, named):
+    """Raise UserError where the run would put its own files in the place of those of the model, which the same command
     reads again when it goes on."""
-    if Path(args.output).resolve() == path:
-        raise UserError(f"--output {args.output!r} es el modelo del que se parte: indique otro --output")
-    if Path(args.checkpoint_dir).resolve() == path.parent:
+    if args.prepare:
+        return
+    files = {path.resolve() for path in files}
+    for path in (Path(args.output), Path(args.output).with_suffix(".json")):
+        if path.resolve() in files:
+            raise UserError(f"--output {args.output!r} reemplazaría {path.name}, del modelo del que se parte: indique "
+                            "otro --output")
+    if Path(args.checkpoint_dir).resolve() in {path.parent for path in files}:
         raise UserError(f"{named} está en --checkpoint-dir, donde se guardarán los puntos de control de este "
                         "entrenamiento: indique otra --checkpoint-dir")
 
@@ -107,10 +138,10 @@ def _fitted(args, begun):
     asked = {name: getattr(args, name) for name in ("seq_len", "dropout") if name in args.given}
     config = replace(config, **asked)
     for name, value in asdict(config).items():
-        if name != "vocab_size":
+        if name != "vocab_size" or name not in args.given:  # else whoever prepares the data says so
             setattr(args, name, value)
-    weights = begun.weights and {**begun.weights, "wpe.weight": begun.weights["wpe.weight"][:config.seq_len]}
-    return replace(begun, config=config, weights=weights)
+    shortened = begun.weights and {**begun.weights, "wpe.weight": begun.weights["wpe.weight"][:config.seq_len]}
+    return replace(begun, config=config, weights=shortened)
 
 
 def filled(model, begun, dist, seed):

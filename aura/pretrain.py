@@ -10,6 +10,7 @@ from aura import (
     corpus,
     dataset,
     heartbeat,
+    initial,
     loop,
     ops,
     output,
@@ -208,14 +209,14 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
     schedule(step, steps) -> learning rate. loss_fn as loop.train wants it. names: a checkpoint.Names. table and
     target_hours: as report.Reporter takes them. description: name of the JSON beside the model. same_data: refuse to go
     on with another data set. begin_step(step, steps): called before each step. measured: as scaling.recorded gives it.
-    begun: an initial.Beginning whose weights the module has, None where they are fresh.
+    begun: an initial.Beginning, whose weights the module has; None where they are fresh.
     """
     precision = start.agree_precision(args, dist)
     tokenizer, config = data.load_tokenizer(), module.config
 
     def first_weights():
         if begun:
-            return dist.broadcast_tree(begun.weights)
+            return initial.weights(args, dist, begun)
         return type(module)(config).init_weights(args.seed).state_dict()
 
     loader, validation = make_loaders(args, dist, data)

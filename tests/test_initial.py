@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aura import distributed, export, gpt2, initial, output, published, rendezvous
-from aura.errors import UserError
+from aura.errors import TrainingFault, UserError
 from aura.models import gpt, hrm
 from tests.hub import Hub
 from tests.support import ROOT, corpus_text, run, run_ranks
@@ -54,7 +54,7 @@ def beginning(path, *given, **options):
     """initial.read() of one process, for arguments of which `given` were typed."""
     args = SimpleNamespace(**{"init_from": str(path), "given": set(given), "seq_len": None, "n_layer": None, "n_head":
                               None, "n_embd": None, "dropout": None, "output": "otro.pth",
-                              "checkpoint_dir": "otra", **options})
+                              "checkpoint_dir": "otra", "prepare": False, **options})
     return initial.read(args, distributed.Session()), args
 
 
@@ -112,10 +112,10 @@ def test_a_run_that_began_otherwise_is_left_alone(model, other, tmp_path):
     assert sorted((tmp_path / "Data").rglob("*")) == kept, "before its text is prepared"
     assert train(tmp_path, *other, "--resume", "none")[0] == 0
     weights = torch.load(model / "modelo.pth", weights_only=True)
-    torch.save({**weights, "ln_f.bias": weights["ln_f.bias"] + 1}, model / "segundo.pth")
-    for suffix in (".json", ".tokenizer.model"):
-        shutil.copy(model / f"modelo{suffix}", model / f"segundo{suffix}")
-    code, said = train(tmp_path, "--init-from", model / "segundo.pth", *other[2:])
+    torch.save({**weights, "ln_f.bias": weights["ln_f.bias"] + 1}, tmp_path / "segundo.pth")
+    shutil.copy(model / "modelo.json", tmp_path / "segundo.json")
+    shutil.copy(model / "modelo.tokenizer.model", tmp_path)
+    code, said = train(tmp_path, "--init-from", tmp_path / "segundo.pth", *other[2:])
     assert code == 2 and "empezó con otros pesos, los de --init-from" in said, said
 
 
@@ -138,12 +138,12 @@ def test_data_of_another_tokenizer_are_not_taken(other, tmp_path):
     (["--init-from", "."], "--init-from: no se puede leer 'config.json' (no existe): la carpeta debe tener "),
     (["--init-from", "{}/modelo.pth", "--output", "{}/../{.name}/modelo.pth"], "--output "),
     (["--init-from", "{}/modelo.pth", "--checkpoint-dir", "{}"], "--init-from "),
-    (["--init-from", "{}", "--output", "{}/config.pth"], "--output "),
+    (["--init-from", "{}"], "--init-from '{}': indique un fichero de esa carpeta, por ejemplo '{}/"),
 ])
 def test_what_does_not_go_with_it_is_one_line(model, other, tmp_path, options, told):
     code, said = train(tmp_path, *other, *(str(option).replace("{}", str(model)).replace("{.name}", model.name)
                                            for option in options))
-    assert code == 2 and said.splitlines()[-1].startswith(f"error: {told}"), said
+    assert code == 2 and said.splitlines()[-1].startswith("error: " + told.replace("{}", str(model))), said
     assert not (tmp_path / "Data").exists() and not (tmp_path / "checkpoints").exists()
 
 
@@ -166,6 +166,28 @@ def test_a_checkpoint_will_do_with_its_average(model):
     for suffix in (".json", ".tokenizer.model"):
         shutil.copy(model / f"modelo{suffix}", model / f"doble{suffix}")
     assert beginning(model / "doble.pth")[0].checksum != whole.checksum, "of all weights, not of the last"
+
+
+def test_its_weights_are_read_again_where_nothing_else_is_left(tmp_path, model):
+    for path in model.glob("modelo.*"):
+        shutil.copy(path, tmp_path)
+    begun, args = beginning(tmp_path / "modelo.pth", "seq_len", seq_len=8)
+    again = initial.weights(args, distributed.Session(), begun.without_weights())
+    assert all(torch.equal(again[name], value) for name, value in begun.weights.items())
+    torch.save({**torch.load(tmp_path / "modelo.pth", weights_only=True), "ln_f.bias": torch.ones(32)},
+               tmp_path / "modelo.pth")
+    with pytest.raises(TrainingFault, match="modelo.pth' ya no es el modelo del que se partió"):
+        initial.weights(args, distributed.Session(), begun)
+    (tmp_path / "modelo.pth").unlink()
+    with pytest.raises(TrainingFault, match="el modelo del que se partió no se puede leer: .*modelo.pth'"):
+        initial.weights(args, distributed.Session(), begun)
+
+
+def test_only_a_training_keeps_away_from_the_models_files(model):
+    for options in ({"output": model / "modelo.pt"}, {"checkpoint_dir": model}):
+        with pytest.raises(UserError):
+            beginning(model / "modelo.pth", **options)
+        assert beginning(model / "modelo.pth", prepare=True, **options)[0].config.n_layer == 2
 
 
 def test_an_hrm_is_none_of_these(tmp_path, model, monkeypatch):
@@ -211,6 +233,12 @@ def test_a_published_gpt2_computes_what_it_does_there(theirs):
         torch.testing.assert_close(logits[..., :300], expected, rtol=1e-4, atol=1e-4)
         # The padding token, which it did not have, is neither the likeliest of all nor impossible.
         torch.testing.assert_close(logits[..., 300], expected.mean(-1), rtol=1e-3, atol=1e-3)
+
+
+def test_the_files_of_a_published_model_are_not_replaced(theirs):
+    with pytest.raises(UserError, match="config.pth' reemplazaría config.json, del modelo del que se parte"):
+        beginning(theirs[1], output=str(theirs[1] / "config.pth"))
+    assert beginning(theirs[1], output=str(theirs[1] / "otro.pth"))
 
 
 def test_what_was_exported_comes_back_bit_for_bit(model, tmp_path):
