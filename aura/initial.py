@@ -77,7 +77,7 @@ def _read(args, note):
     found = {name: value.float() for name, value in found.items()}
     found["wte.weight"] = _with_rows(found["wte.weight"], pieces.vocab_size)
     config = replace(config, vocab_size=pieces.vocab_size)
-    rows = (f", {new} nuevas" if new > 0 else f", las de su tokenizador de {config.vocab_size - new}" if new else "")
+    rows = f" ({new} que no tenía)" * (new > 0) + f" (de {config.vocab_size - new}, las de su tokenizador)" * (new < 0)
     note(f"Se parte de {args.init_from}: {config.parameters() / 1e6:.2f} M parámetros, contexto {config.seq_len}, "
          f"vocabulario {config.vocab_size}{rows}.")
     return Beginning(config, checksum, found, pieces)

@@ -39,6 +39,7 @@ def restore(args, dist, checkpointer, run, strict=False):
     if missing := [name for name in PARTS if not isinstance(state.get(name), dict)]:
         raise agreed(UserError, f"{checkpointer.last} no tiene {', '.join(missing)}: no es un punto de control "
                      f"entero; {ANOTHER}")
+    _keep_beginning(state, checkpointer.constants)
     same_data = state["dataset"]["sha256"] == checkpointer.constants["dataset"]["sha256"]
     if strict and not same_data:
         raise agreed(UserError, f"{checkpointer.last} se entrenó con otros datos ({state['dataset']['name']!r}): "
@@ -56,6 +57,13 @@ def restore(args, dist, checkpointer, run, strict=False):
     if "lr" in before and before["lr"] != args.lr:
         progress.lr_scale = 1.0
     _say_resumed(args, dist, run, state, checkpointer.last, same_data)
+
+
+def _keep_beginning(state, constants):
+    """What the run began with goes on into its next checkpoints, also where --init-from is not repeated."""
+    if state.get("begun_with") and not constants.get("begun_with"):
+        constants["begun_with"] = state["begun_with"]
+        constants["arguments"]["init_from"] = state["arguments"].get("init_from")
 
 
 def _keep_log(args, dist, folder):

@@ -71,6 +71,8 @@ def test_it_begins_where_the_model_ended_and_goes_on_by_itself(model, other, tmp
     assert code == 0 and "Se reanuda en el paso 4" in said and losses(tmp_path)[:4] == begun, said
     code, said = train(tmp_path, *SIZES[:-2], "--max-steps", 7)
     assert code == 0 and "Se reanuda en el paso 6" in said, "also without the model that it began with"
+    code, said = train(tmp_path, *other[:-1], 8)
+    assert code == 0 and "Se reanuda en el paso 7" in said, "and again with it: it is still known how it began"
 
 
 def test_two_processes_of_which_one_has_the_model_learn_what_one_does(other, tmp_path):
@@ -356,7 +358,7 @@ def test_from_the_hub(theirs, tmp_path):
         code, said = train(tmp_path, "--init-from", "ana/gpt2", "--dataset-name", "libro.txt", "--max-steps", 2,
                            **hub.environment(tmp_path / "cache"))
     assert code == 0 and "Modelo ana/gpt2 del Hub, la última revisión..." in said, said
-    assert "contexto 24, vocabulario 301, 1 nuevas." in said, said
+    assert "contexto 24, vocabulario 301 (1 que no tenía)." in said, said
     assert json.loads((tmp_path / "gpt2_spanish.json").read_text())["config"]["n_embd"] == 32
 
 
