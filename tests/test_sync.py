@@ -374,17 +374,18 @@ def test_a_nan_on_one_rank_is_skipped(runs):
                for tensor in newest(runs / name)["model"].values())
 
 
-@pytest.mark.parametrize("label, step, saved, events", [("stop", 10, 6, 0), ("thrice", 13, 12, 3)])
+@pytest.mark.parametrize("label, step, saved, events", [("stop", 10, 6, 1), ("thrice", 13, 12, 4)])
 def test_nans_that_do_not_end_stop_all_ranks_and_name_the_checkpoint(runs, label, step, saved, events):
     for run in told(runs, label):
-        assert f"no es finito en el paso {step} " in run["fault"] and (" por 3.ª vez" in run["fault"]) == bool(events)
+        assert f"no es finito en el paso {step} " in run["fault"] and (" por 3.ª vez" in run["fault"]) == (events > 1)
         assert run["fault"].endswith(f"ckpt-{saved:08}.pt") and len(run["events"]) == events
+        assert run["events"][-1].startswith(f"{step}: ") and "se detiene el entrenamiento" in run["events"][-1]
         assert run["progress"]["step"] == step + 2
 
 
 def test_a_nan_from_before_the_rate_was_lowered_is_one_with_the_nan_that_lowered_it(runs):
     for run in told(runs, "thrice"):
-        first, second, third = run["events"]
+        first, second, third, _ = run["events"]
         assert first.startswith("7: ") and "prevista multiplicada por 0.5" in first
         assert second.startswith("8: ") and "no cuenta otra vez" in second
         assert third.startswith("10: ") and "prevista multiplicada por 0.25" in third
