@@ -337,7 +337,9 @@ def _ninja_file(compiler: list[str], native: bool, isas: dict[str, list[str]]) -
         f"  command = {quoted(compiler)} $in {quoted(link_flags())} -o $out",
     ]
     compiled = units(compiler, native, isas)
-    for unit in reversed(compiled):  # begun in this order: what takes longest first
+    longest_first = compiled[::-1]
+    longest_first.sort(key=lambda unit: unit.source != OPS_SOURCE)  # which reads torch's headers
+    for unit in longest_first:  # begun in this order
         lines += [
             f"build {unit.object}: compile {escaped(ROOT / unit.source)}",
             f"  flags = {quoted(unit.flags)}",
