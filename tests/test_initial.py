@@ -176,8 +176,10 @@ def test_its_weights_are_read_again_where_nothing_else_is_left(tmp_path, model):
     begun, args = beginning(tmp_path / "modelo.pth", "seq_len", seq_len=8)
     again = initial.weights(args, distributed.Session(), begun.without_weights())
     assert all(torch.equal(again[name], value) for name, value in begun.weights.items())
-    torch.save({**torch.load(tmp_path / "modelo.pth", weights_only=True), "ln_f.bias": torch.ones(32)},
-               tmp_path / "modelo.pth")
+    held = torch.load(tmp_path / "modelo.pth", weights_only=True)
+    torch.save(dict(reversed(held.items())), tmp_path / "modelo.pth")
+    assert initial.weights(args, distributed.Session(), begun), "the order in the file does not matter"
+    torch.save({**held, "ln_f.bias": torch.ones(32)}, tmp_path / "modelo.pth")
     with pytest.raises(TrainingFault, match="modelo.pth' ya no es el modelo del que se partió"):
         initial.weights(args, distributed.Session(), begun)
     (tmp_path / "modelo.pth").unlink()
