@@ -452,18 +452,18 @@ def test_auto_looks_for_what_fits_with_all_that_was_given(dry_run, gigabytes, gi
     assert code == 0 and "Preset: aura-" in output and "Preset: aura-cpu" not in output, output
 
 
-@pytest.mark.parametrize("gigabytes", [8, 1.1])
-def test_a_tokenizer_that_is_given_decides_on_the_plan(dry_run, tmp_path_factory, gigabytes):
-    """Also on the way out."""
+@pytest.mark.parametrize("gigabytes, preset", [(8, "aura-8gb"), (1.1, "aura-8gb"), (3, "aura-72h-max")])
+def test_a_tokenizer_that_is_given_decides_on_the_plan(dry_run, tmp_path_factory, gigabytes, preset):
+    """Also on the way out, which from the largest leads to a smaller one."""
     path = byte_level(tmp_path_factory.mktemp("tokenizer"))
-    command = ["--dataset_path", "muestra", "--model_preset", "aura-8gb", "--tokenizer_name_or_path", path]
+    command = ["--dataset_path", "muestra", "--model_preset", preset, "--tokenizer_name_or_path", path]
     code, output = dry_run(*command, "--gpu_gb", gigabytes)
     assert "vocabulario 302, " in output and (code == 0) == (gigabytes == 8), (code, output)
     if code:
         flags = re.search(r"cabe con (--.*) \((.*) GB\)", code)
         code, output = dry_run(*command, "--gpu_gb", gigabytes, *flags[1].split())
         assert code == 0 and abs(float(re.search(r"total +(\S+) GB", output)[1]) - float(flags[2])) < 0.051, output
-    assert "vocabulario 400, " in dry_run(*command[:4], "--gpu_gb", 8, "--vocab_size", 400)[1]
+    assert "vocabulario 400, " in dry_run(*command[:4], "--gpu_gb", 80, "--vocab_size", 400)[1]
 
 
 @pytest.mark.parametrize("given", [("--embed_size", 10**10, "--num_heads", 1), ("--seq_length", 10**19),
