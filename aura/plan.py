@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from aura import backend, ops, optim, report
+from aura import backend, ops, optim, products, report
 from aura.models import gpt
-from aura.products import CHUNK_BYTES, WEIGHT_ROWS
 from aura.words import counted, duration
 
 # The share of its peak FLOP/s that a device really carries out, counting what it computes twice. An assumption, a
@@ -118,11 +117,18 @@ def _wide(job):
     return 4 if job.device_type == "cpu" and job.precision == "bf16" and _emulates_bfloat16() else 0
 
 
+def _turned(job):
+    """Bytes of each value of a gradient that is copied, turned, for the product which makes that of a weight: oneDNN
+    wants its rows one after the other."""
+    return 4 if job.device_type == "cpu" and job.precision == "fp32" and products.onednn_is_better() else 0
+
+
 def _loss_bytes(job, rows, width, low):
     """(forward, backward) of the head with its loss: bytes at the worst moment, gradients of the head included.
 
     Fused (aura/fused/loss.py): both gradients are made in forward, the weight's in float32, beside one chunk of logits
-    and, under autocast, the weight in 16 bits and on a CPU a part of its gradient. torch's way
+    and, under autocast, the weight in 16 bits and on a CPU a part of its gradient; of float32, such a part where oneDNN
+    makes it, with the logits' part turned. torch's way
     (ops.linear_cross_entropy): forward holds float32 logits and their log-softmax; backward the log-softmax with two
     gradients of its size, or, if that is more, the gradients of the product: of the logits, of hidden and of the
     weight, this one in both precisions under autocast, where the head's own 16-bit copy lives as long as the graph. On
@@ -131,11 +137,11 @@ def _loss_bytes(job, rows, width, low):
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width
     if job.fused:
-        chunk = vocabulary * -(-rows // max(1, -(-logits * low // CHUNK_BYTES)))
-        forward = low * hidden + 4 * head + low * chunk
+        at_once = -(-rows // max(1, -(-logits * low // products.CHUNK_BYTES)))
+        part = min(products.WEIGHT_ROWS, vocabulary) if job.device_type == "cpu" else 0
+        forward = low * hidden + 4 * head + low * at_once * vocabulary + _turned(job) * part * (at_once + width)
         if low == 2:
-            part = min(WEIGHT_ROWS, vocabulary) * width if job.device_type == "cpu" else 0
-            forward += 2 * head + max(_wide(job) * chunk, (2 + _wide(job)) * part)
+            forward += 2 * head + max(_wide(job) * at_once * vocabulary, (2 + _wide(job)) * part * width)
         return forward, low * hidden + 4 * head
     copy = 2 * head if low == 2 else 0
     chunk = min(rows, ops.loss_rows(vocabulary, job.device_type))
@@ -391,10 +397,11 @@ def measured_flops(precision="fp32", seconds=0.3):
     is slow, and one in 16 bits takes 0.2 s where there is no AVX-512."""
     dtype, size = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision], 512
     a = torch.ones(size, size, dtype=dtype)
+    space = products.space(a, a, size)
     times = []
     while len(times) < 3 or sum(times) < seconds:
         started = time.perf_counter()
-        a @ a
+        products.mm(a, a, space)
         times.append(time.perf_counter() - started)
     return 2 * size**3 / min(times)
 

@@ -1,10 +1,14 @@
-"""Products of 16 bits that are added up in float32, and the linear layers of a training step made of them.
+"""Linear layers and what they are made of: products of 16 bits that are added up in float32, and those of float32 by
+the faster of torch's libraries.
 
 Under autocast torch casts each weight again in every micro-batch, and once more where a block is computed again; the
 gradient comes rounded to 16 bits, is cast to float32 and only then added to that of the micro-batches before. With few
 tokens in a micro-batch that is a good part of its time: 32 bytes through memory for each weight. In step() a weight is
 cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation fusion does;
 Narayanan et al. 2021), without the rounding. csrc/ops_linear.cpp has the layer's forward and backward.
+
+On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 uses half of each vector of 512 bits. There they
+go to oneDNN, which torch has too (csrc/ops_products.cpp).
 """
 
 import contextlib
@@ -51,23 +55,54 @@ def adding(wanted):
         _adds = before
 
 
+@functools.cache
+def onednn_is_better():
+    """Whether this processor multiplies float32 much faster by oneDNN than by what torch takes; there is an operator
+    for it then."""
+    return extension.has_ops(extension.load()) and torch.ops.aura.onednn_is_better()
+
+
+def by_onednn(*tensors):
+    """Whether the product of these goes to oneDNN."""
+    return all(t.dtype == torch.float32 and t.is_cpu for t in tensors) and onednn_is_better()
+
+
+def space(a, b, rows):
+    """Where mm() is to write products of `rows` rows, [rows, N]; None where oneDNN makes them, which takes its own."""
+    return None if by_onednn(a, b) else a.new_empty(rows, b.shape[1])
+
+
+def mm(a, b, space):
+    """a [M, K] @ b [K, N], of one dtype, in the first rows of a space(). Autograd and autocast have no part in it."""
+    return torch.ops.aura.mm(a, b) if space is None else torch.mm(a, b, out=space[:len(a)])
+
+
+def write_product(to, a, b):
+    """to [M, N] = a [M, K] @ b [K, N], of one dtype, as mm()."""
+    if by_onednn(a, b):
+        to.copy_(torch.ops.aura.mm(a, b))
+    else:
+        torch.mm(a, b, out=to)
+
+
 def add_product(sums, a, b, fresh):
     """sums += a @ b, or = where it is fresh. A GPU adds products of 16 bits to float32 sums unrounded. On the CPU they
-    are rounded to 16 bits first, and made in parts that stay in the cache."""
+    are rounded to 16 bits first. What cannot be added as it is made is made in parts that stay in the cache."""
     beta = 0 if fresh else 1
-    if sums.dtype == a.dtype:
+    if sums.dtype == a.dtype and not by_onednn(a, b):
         sums.addmm_(a, b, beta=beta)
         return
     if a.is_cuda:
         torch.addmm(sums, a, b, out_dtype=sums.dtype, beta=beta, out=sums)
         return
-    part = a.new_empty(min(WEIGHT_ROWS, len(sums)), sums.shape[1])
+    part = space(a, b, min(WEIGHT_ROWS, len(sums)))
     for to, rows in zip(sums.split(WEIGHT_ROWS), a.split(WEIGHT_ROWS), strict=True):
-        product = torch.mm(rows, b, out=part[:len(rows)])
+        product = mm(rows, b, part)
         if fresh:
             to.copy_(product)
         else:
             to += product
+        del product  # before the next is made
 
 
 class _Copies:
@@ -96,12 +131,16 @@ class _Copies:
 
 
 class Linear(nn.Linear):
-    """nn.Linear, whose weight's gradient in step() under autocast is that of adding()."""
+    """nn.Linear, whose weight's gradient in step() under autocast is that of adding(), and whose products of float32 on
+    a CPU are those of the faster library."""
 
     def forward(self, x):
         kind = x.device.type
-        if (_copies is None or kind not in DEVICES or torch.compiler.is_compiling() or
-                not torch.is_autocast_enabled(kind)):
+        if torch.compiler.is_compiling():
+            return super().forward(x)
+        if kind == "cpu" and by_onednn(x, self.weight) and not torch.is_autocast_enabled(kind):
+            return torch.ops.aura.linear(x, self.weight, self.bias, self.weight, self.bias, False)
+        if _copies is None or kind not in DEVICES or not torch.is_autocast_enabled(kind):
             return super().forward(x)
         copies = _copies.of(self, kind, torch.get_autocast_dtype(kind))
         if copies is None:

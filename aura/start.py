@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from aura import backend, checkpoint, loop, ops, pace, report, resume, sharding, sync
 from aura.checkpointer import Checkpointer, asked, cpu_copy
@@ -21,6 +20,7 @@ from aura.errors import EXIT_SIGNAL_BASE, TrainingFault, UserError, agreed, firs
 from aura.files import hold, require_writable_directory, require_writable_file
 from aura.halving import Fp16
 from aura.output import other_run, plain_arguments, require_room_beside, versions
+from aura.products import Linear
 from aura.words import counted
 
 INJECT = "AURA_INJECT_NAN"  # RANK:N[,RANK:N...], N counts micro-batches from 1: a rehearsal of --nan-policy
@@ -150,11 +150,11 @@ def times_as_long(dtype):
     multiply."""
 
     def shortest(dtype):
-        x, weight = (torch.ones(256, 256, dtype=dtype, requires_grad=True) for _ in range(2))
+        x, layer = torch.ones(256, 256, dtype=dtype, requires_grad=True), Linear(256, 256, bias=False, dtype=dtype)
         times = []
         while len(times) < 3 or sum(times) < TIMED_S:
             begun = time.perf_counter()
-            F.linear(x, weight).backward(x.detach())
+            layer(x).backward(x.detach())
             times.append(time.perf_counter() - begun)
         return min(times)
 

@@ -1,4 +1,4 @@
-"""Our kernels against torch's on the CPU: attention, norms, activation, loss.
+"""Our kernels against torch's on the CPU: attention, norms, activation, linear layer, loss.
 
     python benchmarks/kernels.py --json kernels.json
     python benchmarks/kernels.py --quick                                         under two minutes

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import measure  # noqa: E402
 
-from aura import ops  # noqa: E402
+from aura import ops, products  # noqa: E402
 
 OURS = "fused"  # what is measured as ours, a mode of ops.using
 SEED = 1234
@@ -35,6 +35,7 @@ FLEX_LENGTHS = (1024,)
 NORM_SHAPES = ((4096, 768), (16384, 2048))
 GELU_SHAPES = ((1024, 3072), (4096, 3072))
 CALL_SHAPE, CALL_LENGTH = (8, 64), 8  # next to no work
+LINEAR_SHAPES = ((1024, 768, 3072), (1024, 3072, 768), (4096, 768, 2304))
 LOSS_SHAPE, QUICK_LOSS_SHAPE = (1024, 768, 50_257), (128, 768, 50_257)
 
 FORWARD, BACKWARD, INFERENCE, BOTH = "forward", "backward", "forward, no gradient", "forward + backward"
@@ -458,6 +459,33 @@ def activation_cases(args) -> Iterator[Callable[[], Case]]:
             yield functools.partial(gelu_case, dtype, shape)
 
 
+def linear_case(shape: tuple[int, int, int]) -> Case:
+    """x [rows, width] @ weight [columns, width] transposed, as products.Linear has it where oneDNN is the faster."""
+    count, width, columns = shape
+    inputs = leaves(random(count, width, dtype="fp32"), random(columns, width, dtype="fp32", seed=1) / width**0.5)
+    upstream = random(count, columns, dtype="fp32", seed=2)
+
+    def expect(contestant):
+        x, weight = (tensor.detach().double().requires_grad_() for tensor in inputs)
+        y = F.linear(x, weight)
+        return [y.detach()], torch.autograd.grad(y, (x, weight), upstream.double())
+
+    def run(x, weight):
+        return (torch.ops.aura.linear(x, weight, None, weight, None, False),)
+
+    flops = 2.0 * count * width * columns
+    ceiling = measure.product_ceilings("fp32")
+    return Case("linear", "fp32", "", shape, inputs, (upstream,),
+                [ours(run), Contestant("F.linear", lambda *given: (F.linear(*given),))], expect,
+                {FORWARD: (ceiling, flops), BACKWARD: (ceiling, 2 * flops)})
+
+
+def linear_cases(args) -> Iterator[Callable[[], Case]]:
+    if "fp32" in args.dtype and products.onednn_is_better():
+        for shape in LINEAR_SHAPES[: 1 if args.quick else None]:
+            yield functools.partial(linear_case, shape)
+
+
 def loss_case(dtype: str, shape: tuple[int, int, int]) -> Case:
     """Forward and backward are timed together: ours computes gradients in forward and has next to no backward."""
     count, width, vocabulary = shape
@@ -508,5 +536,5 @@ def call_cases(args) -> Iterator[Callable[[], Case]]:
 
 
 SECTIONS = {"attention": attention_cases, "separate": separate_cases, "dropout": dropout_cases,
-            "documents": documents_cases, "norms": norms_cases, "activation": activation_cases, "loss": loss_cases,
-            "compile": compile_cases, "call": call_cases}
+            "documents": documents_cases, "norms": norms_cases, "activation": activation_cases, "linear": linear_cases,
+            "loss": loss_cases, "compile": compile_cases, "call": call_cases}

@@ -23,7 +23,7 @@ import torch._functorch.config
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-from aura import backend, cgroup, extension, start  # noqa: E402
+from aura import backend, cgroup, extension, products, start  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SAMPLE_S = 0.002  # a sample repeats short calls until it lasts about this long, so that reading the clock costs nothing
@@ -225,17 +225,17 @@ def product_ceilings(dtype: str) -> tuple[str, ...]:
 
 
 def ceilings(quick: bool = False) -> dict[str, float]:
-    """What the machine gives at the present number of threads: torch.mm of 2048^3 in GFLOP/s, of 512^3 where that is
-    slow already, and GB/s (read and written) of a copy of 512 MB and of one that a large cache holds; the best of
-    several tries."""
+    """What the machine gives at the present number of threads: a product of 2048^3 in GFLOP/s (by the faster of torch's
+    libraries; of 512^3 where that is slow already), and GB/s (read and written) of a copy of 512 MB and of one that a
+    large cache holds; the best of several tries."""
     result = {}
     tries = 3 if quick else 8
     for name, dtype in DTYPES.items():
         for size in (512, 2048):
             a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
-            out = torch.empty(size, size, dtype=dtype)
-            torch.mm(a, b, out=out)
-            best = min(seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1, contextlib.nullcontext)
+            space = products.space(a, b, size)
+            products.mm(a, b, space)
+            best = min(seconds(lambda a=a, b=b, to=space: products.mm(a, b, to), 1, contextlib.nullcontext)
                        for _ in range(tries))
             result[f"matmul_{name}_gflops"] = 2 * size**3 / best / 1e9
             if best > SLOW_PRODUCT_S:  # 64 of them would take minutes, as in bfloat16 without AVX-512

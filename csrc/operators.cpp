@@ -6,5 +6,6 @@
 #include "ops_linear.cpp"
 #include "ops_loss.cpp"
 #include "ops_norms.cpp"
+#include "ops_products.cpp"
 #include "ops_rotary.cpp"
 #include "ops_total_norm.cpp"

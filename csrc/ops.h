@@ -73,4 +73,8 @@ inline Dropout dropout_of(double probability, const std::optional<at::Tensor>& s
   return dropout;
 }
 
+// x [..., C] @ weight [N, C] transposed, + bias [N], of one dtype; in float32 on a CPU by oneDNN. Autograd has no part in
+// it.
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
 }  // namespace aura

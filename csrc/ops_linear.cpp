@@ -1,10 +1,9 @@
-// The linear layer of a training step in mixed precision, which aura/products.py explains: y from 16-bit copies of the
-// parameters, the weight's gradient added in float32 by the product itself. In C++, as a step of a small model waits for
-// the CPU to queue its work.
+// The linear layer that aura/products.py explains: in mixed precision y from 16-bit copies of the parameters, the
+// weight's gradient added in float32 by the product itself; in float32 by oneDNN. In C++, as a step of a small model
+// waits for the CPU to queue its work.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -35,10 +34,11 @@ void add_product(Tensor sums, const Tensor& a, const Tensor& b) {
   }
 }
 
-// a @ b, of 16 bits each, in `dtype`: not rounded to 16 bits before where a GPU writes float32 itself.
+// a @ b in `dtype`: not rounded to 16 bits before where a GPU writes float32 itself.
 Tensor product(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
-  if (a.is_cuda() && dtype == at::kFloat) return at::mm(a, b, dtype);
-  return at::mm(a, b).to(dtype);
+  if (a.is_cuda() && a.scalar_type() != dtype && dtype == at::kFloat) return at::mm(a, b, dtype);
+  if (at::GradMode::is_enabled()) return at::mm(a, b);  // for second derivatives autograd must see it
+  return linear_product(a, b.t(), std::nullopt).to(dtype);
 }
 
 // x [rows, C] summed over its rows, in float32: by our kernel where those of a GPU are loaded.
@@ -88,17 +88,18 @@ struct Linear : Function<Linear> {
     ctx->saved_data["has_bias"] = bias.has_value();
     ctx->saved_data["x_dtype"] = x.scalar_type();
     ctx->saved_data["adding"] = adding;
-    return at::linear(low.x, low.weight, low.bias);
+    return linear_product(low.x, low.weight, low.bias);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    TORCH_CHECK(!at::GradMode::is_enabled(), "aura::linear has no second derivatives; without products.step() it has");
     const OptionalTensor kept = ctx->saved_data["kept"].toOptional<Tensor>();
     const variable_list saved = kept ? static_cast<CppNode<Kept>*>(kept->grad_fn().get())->ctx_.get_saved_variables()
                                      : ctx->get_saved_variables();
     variable_list found(6);
     if (!gradients[0].defined()) return found;
     const Tensor &x = saved[0], &low = saved[1], weight = ctx->saved_data["weight"].toTensor();
+    TORCH_CHECK(!at::GradMode::is_enabled() || low.scalar_type() == weight.scalar_type(),
+                "aura::linear has no second derivatives in mixed precision; without products.step() it has");
     const Tensor rows = gradients[0].reshape({-1, low.size(0)});
     // Not where others alone are asked for, as torch.autograd.grad(loss, x) does: it leaves every .grad as it was.
     if (ctx->needs_input_grad(1)) {
@@ -118,7 +119,9 @@ struct Linear : Function<Linear> {
     if (ctx->needs_input_grad(0)) {
       found[0] = product(rows, low, ctx->saved_data["x_dtype"].toScalarType()).view(x.sizes());
     }
-    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) found[2] = column_sums(rows);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
+      found[2] = at::GradMode::is_enabled() ? rows.sum(0) : column_sums(rows);
+    }
     return found;
   }
 };
@@ -142,13 +145,20 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
 }  // namespace
 
 // x [..., C] @ weight [N, C] transposed, + bias [N], in the dtype of low_weight and low_bias, which are copies of them in
-// 16 bits. adding: backward adds to weight's .grad itself, of which autograd then sees nothing.
+// 16 bits, or they themselves. adding: backward adds to weight's .grad itself, of which autograd then sees nothing.
 TORCH_LIBRARY_FRAGMENT(aura, m) {
   m.def("column_sums(Tensor x) -> Tensor");
   m.def("linear(Tensor x, Tensor weight, Tensor? bias, Tensor low_weight, Tensor? low_bias, bool adding) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(aura, CPU, m) { m.impl("column_sums", &column_sums); }
+TORCH_LIBRARY_IMPL(aura, CPU, m) {
+  m.impl("column_sums", &column_sums);
+  // Where autograd is left out altogether, as in inference mode.
+  m.impl("linear", [](const Tensor& x, const Tensor&, const OptionalTensor&, const Tensor& low_weight,
+                      const OptionalTensor& low_bias, bool) {
+    return linear_product(x.to(low_weight.scalar_type()), low_weight, low_bias);
+  });
+}
 TORCH_LIBRARY_IMPL(aura, CUDA, m) { m.impl("column_sums", &column_sums); }
 TORCH_LIBRARY_IMPL(aura, Autograd, m) { m.impl("linear", &linear); }
 

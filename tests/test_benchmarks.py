@@ -98,7 +98,9 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kernels_cases, "HEADS", 2)
     monkeypatch.setattr(kernels_cases, "NORM_SHAPES", ((300, 48),))
     monkeypatch.setattr(kernels_cases, "GELU_SHAPES", ((300, 48),))
+    monkeypatch.setattr(kernels_cases, "LINEAR_SHAPES", ((64, 256, 256),))
     monkeypatch.setattr(kernels_cases, "QUICK_LOSS_SHAPE", (6, 16, 40))
+    monkeypatch.setattr(kernels_cases.products, "onednn_is_better", lambda: choice == "fused")
     monkeypatch.setattr(kernels.start, "times_as_long", lambda dtype: 1.7)
     path = tmp_path / "kernels.json"
     kernels.main(["--quick", "--threads", "1", "--seq-len", "40,130", "--rounds", "1", "--seconds", "0", "--markdown",
@@ -106,7 +108,8 @@ def test_kernels(load, choice, tmp_path, capsys, monkeypatch):
     result = json.loads(path.read_text())
     check_rows(result)
     rows = result["rows"]
-    assert {row["op"] for row in rows} == {"attention", "layer_norm", "rms_norm", "gelu_tanh", "linear_cross_entropy"}
+    assert {row["op"] for row in rows} == {"attention", "layer_norm", "rms_norm", "gelu_tanh", "linear_cross_entropy",
+                                           *["linear"] * (choice == "fused")}
     assert {row["dtype"] for row in rows} == {"fp32", "bf16"}
     assert {row["peer"] for row in rows} >= {"sdpa MATH", "sdpa FLASH_ATTENTION", "sdpa, one document at a time"}
     for row in rows:  # every one, ours and the peers, computes what it should

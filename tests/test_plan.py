@@ -113,7 +113,7 @@ def test_on_a_card_the_fused_loss_makes_no_products_of_16_bits(monkeypatch):
     on_cpu = plan.Job(BILLIONS, 8, 1, False, "bf16", "adamw", "cpu", fused=True)
     sizes = [plan.phases(wanted)["loss"]["loss"]
              for wanted in (on_cpu, dataclasses.replace(on_cpu, device_type="cuda"))]
-    assert sizes[0] - sizes[1] == 2 * plan.WEIGHT_ROWS * BILLIONS.n_embd
+    assert sizes[0] - sizes[1] == 2 * plan.products.WEIGHT_ROWS * BILLIONS.n_embd
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])

@@ -108,8 +108,9 @@ def test_slow_products_of_16_bits_are_told(plain_processor, monkeypatch, capsys,
 
 def test_how_much_slower_is_measured(monkeypatch):
     """On one thread: two, where another process computes, found products of bfloat16 as fast as any."""
-    counts, linear = [], start.F.linear
-    monkeypatch.setattr(start.F, "linear", lambda *tensors: counts.append(torch.get_num_threads()) or linear(*tensors))
+    counts, forward = [], start.Linear.forward
+    monkeypatch.setattr(start.Linear, "forward",
+                        lambda *given: counts.append(torch.get_num_threads()) or forward(*given))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

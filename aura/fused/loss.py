@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, library
 
 from aura.fused.fake import register_fake
-from aura.products import CHUNK_BYTES, add_product
+from aura.products import CHUNK_BYTES, add_product, mm, space, write_product
 
 DTYPES = {  # of hidden and weight
     "cpu": {(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16),
@@ -54,18 +54,18 @@ def _in_chunks(hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: in
         sums = weight.new_empty(matrix.shape, dtype=weight.dtype if weight.itemsize > 2 else torch.float32)
     chunks = -(-rows * classes * hidden.element_size() // CHUNK_BYTES)
     chunk = -(-rows // max(chunks, 1))
-    buffer = hidden.new_empty(chunk, len(matrix))
+    buffer = space(hidden, matrix.t(), chunk)
     found = [losses.new_zeros(0, dtype=torch.float64)]
-    # Only products with out= or in place: autocast leaves those alone.
     for first in range(0, rows, chunk or 1):
         part = hidden[first:first + chunk]
-        logits = torch.mm(part, matrix.t(), out=buffer[:len(part)])
+        logits = mm(part, matrix.t(), buffer)
         found.append(torch.ops.aura.cross_entropy_chunk_(logits[:, :classes], targets[first:first + chunk],
                                                          ignore_index, hidden_gradient or weight_gradient))
         if hidden_gradient:
-            torch.mm(logits, matrix, out=dhidden[first:first + chunk])
+            write_product(dhidden[first:first + chunk], logits, matrix)
         if weight_gradient:
             add_product(sums, logits.t(), part, fresh=first == 0)
+        del logits  # before those of the next chunk are made
     found = torch.cat(found)  # once for all chunks: on a GPU each of these steps is a kernel
     losses.copy_(found)
     if weight_gradient:
