@@ -37,7 +37,8 @@ void add_product(Tensor sums, const Tensor& a, const Tensor& b) {
 // a @ b in `dtype`: not rounded to 16 bits before where a GPU writes float32 itself.
 Tensor product(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
   if (a.is_cuda() && a.scalar_type() != dtype && dtype == at::kFloat) return at::mm(a, b, dtype);
-  if (at::GradMode::is_enabled()) return at::mm(a, b);  // for second derivatives autograd must see it
+  // For second derivatives autograd must see the product.
+  if (a.is_cuda() || at::GradMode::is_enabled()) return at::mm(a, b).to(dtype);
   return linear_product(a, b.t(), std::nullopt).to(dtype);
 }
 
