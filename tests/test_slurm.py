@@ -135,7 +135,7 @@ def test_resume_counts_for_the_first_start_of_a_job_that_gets_as_far(cluster, da
     before = run([ROOT / "train_distributed.py", "--model", data / "modelo", "--dataset", data / "preguntas.json",
                   "--max-val-examples", 4, "--batch-size", 1, "--max-steps", 2], tmp_path)
     assert before[0] == 0 and checkpoint.found(tmp_path / "checkpoints"), before[1]
-    job, log = train(cluster, tmp_path, data, "ddp", "--resume", "none", nodes=1)
+    job, log = train(cluster, tmp_path, data, "ddp", "--resume", "none", "--max-steps", 100_000, nodes=1)
     wait_for(log, "arranque 1")
     cluster.scontrol("requeue", job)
     wait_for(log, "arranque 2[^$]*Los puntos de control anteriores se han movido a [^$]*paso 1/")
