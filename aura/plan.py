@@ -127,12 +127,12 @@ def _loss_bytes(job, rows, width, low):
     """(forward, backward) of the head with its loss: bytes at the worst moment, gradients of the head included.
 
     Fused (aura/fused/loss.py): both gradients are made in forward, the weight's in float32, beside one chunk of logits
-    and, under autocast, the weight in 16 bits and on a CPU a part of its gradient; of float32, such a part where oneDNN
-    makes it, with the logits' part turned. torch's way
-    (ops.linear_cross_entropy): forward holds float32 logits and their log-softmax; backward the log-softmax with two
-    gradients of its size, or, if that is more, the gradients of the product: of the logits, of hidden and of the
-    weight, this one in both precisions under autocast, where the head's own 16-bit copy lives as long as the graph. On
-    a GPU both go in chunks of ops.loss_rows rows; beside them is then the sum of the chunks' gradients of the weight.
+    and, under autocast, the weight in 16 bits and on a CPU a part of its gradient; where oneDNN makes it, in float32,
+    such a part too, with what the logits have of it, turned. torch's way (ops.linear_cross_entropy): forward holds
+    float32 logits and their log-softmax; backward the log-softmax with two gradients of its size, or, if that is more,
+    the gradients of the product: of the logits, of hidden and of the weight, this one in both precisions under
+    autocast, where the head's own 16-bit copy lives as long as the graph. On a GPU both go in chunks of ops.loss_rows
+    rows; beside them is then the sum of the chunks' gradients of the weight.
     """
     vocabulary = job.config.vocab_size
     logits, head, hidden = rows * vocabulary, vocabulary * width, rows * width

@@ -7,12 +7,13 @@ tokens in a micro-batch that is a good part of its time: 32 bytes through memory
 cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation fusion does;
 Narayanan et al. 2021), without the rounding. csrc/ops_linear.cpp has the layer's forward and backward.
 
-On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 uses half of each vector of 512 bits. There they
-go to oneDNN, which torch has too (csrc/ops_products.cpp).
+On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 takes twice as long as oneDNN. There they go to
+oneDNN, which torch has too (csrc/ops_products.cpp).
 """
 
 import contextlib
 import functools
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from aura import extension
 # Of logits that exist at one time, for fused/loss.py and the plan; many, as each chunk takes weight and gradient
 # through memory.
 CHUNK_BYTES = 128 * 2**20
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}  # what oneDNN's kernels of 512 bits need
 WEIGHT_ROWS = 2048  # of a product that a CPU makes at one time before it is added
 # Where a product can be added to float32 as it is made.
 DEVICES = ("cuda",) if torch.version.cuda else ()
@@ -56,10 +58,20 @@ def adding(wanted):
 
 
 @functools.cache
-def onednn_is_better():
-    """Whether this processor multiplies float32 much faster by oneDNN than by what torch takes; there is an operator
-    for it then."""
-    return extension.has_ops(extension.load()) and torch.ops.aura.onednn_is_better()
+def onednn_is_better(cpuinfo="/proc/cpuinfo"):
+    """Whether this processor multiplies float32 much faster by oneDNN than by MKL, and torch has both. Measured on
+    AMD's family 1Ah, Zen 5 (AMD 24594, CPUID Fn0000_0001_EAX); a Zen 4, whose units have 256 bits, has less to gain,
+    and there it was not."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    try:
+        lines = Path(cpuinfo).read_text().split("\n\n")[0].splitlines()
+    except OSError:  # only Linux has it
+        return False
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return (said.get("vendor_id") == "AuthenticAMD" and int(said["cpu family"]) >= 0x1A
+            and set(said["flags"].split()) >= AVX512)
 
 
 def by_onednn(*tensors):
@@ -74,13 +86,17 @@ def space(a, b, rows):
 
 def mm(a, b, space):
     """a [M, K] @ b [K, N], of one dtype, in the first rows of a space(). Autograd and autocast have no part in it."""
-    return torch.ops.aura.mm(a, b) if space is None else torch.mm(a, b, out=space[:len(a)])
+    return _onednn(a, b) if space is None else torch.mm(a, b, out=space[:len(a)])
+
+
+def _onednn(a, b):
+    return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
 
 
 def write_product(to, a, b):
     """to [M, N] = a [M, K] @ b [K, N], of one dtype, as mm()."""
     if by_onednn(a, b):
-        to.copy_(torch.ops.aura.mm(a, b))
+        to.copy_(_onednn(a, b))
     else:
         torch.mm(a, b, out=to)
 
@@ -138,7 +154,7 @@ class Linear(nn.Linear):
         kind = x.device.type
         if torch.compiler.is_compiling():
             return super().forward(x)
-        if kind == "cpu" and by_onednn(x, self.weight) and not torch.is_autocast_enabled(kind):
+        if kind == "cpu" and by_onednn(x, self.weight) and _has_ops() and not torch.is_autocast_enabled(kind):
             return torch.ops.aura.linear(x, self.weight, self.bias, self.weight, self.bias, False)
         if _copies is None or kind not in DEVICES or not torch.is_autocast_enabled(kind):
             return super().forward(x)
@@ -155,11 +171,15 @@ class Linear(nn.Linear):
         return self.weight.dtype == torch.float32 and not hasattr(self.weight, "full_tensor")
 
 
+def _has_ops():
+    return extension.has_ops(extension.load())
+
+
 @functools.cache
 def _can_add(device_type, dtype):
     """Whether there is an operator for it and torch adds products of dtype to float32 there: builds of 2.10 from before
     its release refuse it."""
-    if not extension.has_ops(extension.load()):
+    if not _has_ops():
         return False
     values = torch.zeros(8, 8, device=device_type, dtype=dtype)
     try:

@@ -75,8 +75,8 @@ def main():
     if extension.has_ops(module):
         print(f"Instrucciones: {module.cpu_isa()}; este procesador admite {', '.join(module.cpu_isas())} "
               "(AURA_CPU_ISA=NOMBRE impone uno)")
-    if products.onednn_is_better():
-        print("Productos de matrices en float32: por oneDNN, que en este procesador los hace antes que MKL")
+        if products.onednn_is_better():
+            print("Productos de matrices en float32: por oneDNN, que en este procesador los hace antes que MKL")
     print(f"En {device.type}: {ops.describe(device)}")
     wrong = check(CASES, LIMITS, "cpu")
     if torch.cuda.is_available():

@@ -17,6 +17,7 @@ if not torch.backends.mkldnn.is_available():
 
 from aura.fused import loss  # noqa: E402 - needs the operators
 
+BETTER = products.onednn_is_better
 RANKS = """
 from types import SimpleNamespace
 
@@ -50,6 +51,34 @@ def main():
 
 cli.run(main)
 """
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: {vendor}
+cpu family\t: {family}
+flags\t\t: fpu {flags} sse2
+bugs\t\t:
+
+processor\t: 1
+vendor_id\t: another
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+@pytest.mark.parametrize("vendor, family, flags, better", [
+    ("AuthenticAMD", 26, "avx512f avx512dq avx512bw avx512vl", True),
+    ("AuthenticAMD", 27, "avx512f avx512dq avx512bw avx512vl", True),
+    ("AuthenticAMD", 25, "avx512f avx512dq avx512bw avx512vl", False),  # Zen 4
+    ("AuthenticAMD", 26, "avx2", False),  # hidden by a virtual machine
+    ("GenuineIntel", 26, "avx512f avx512dq avx512bw avx512vl", False)])
+def test_where_it_is_better_is_read_off_the_processor(tmp_path, vendor, family, flags, better):
+    (tmp_path / "cpuinfo").write_text(CPUINFO.format(vendor=vendor, family=family, flags=flags))
+    assert BETTER(tmp_path / "cpuinfo") == better
+
+
+def test_where_nothing_is_known_of_the_processor_it_is_not(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n")  # ARM
+    assert not BETTER(tmp_path / "cpuinfo") and not BETTER(tmp_path / "none")
 
 
 @pytest.fixture(autouse=True)
@@ -171,8 +200,6 @@ def test_a_frozen_weight_gets_no_gradient():
 def test_wrong_shapes_are_refused():
     with pytest.raises(RuntimeError, match=r"x is \[80, 257\], the weight \[256, 256\]"):
         products.Linear(256, 256)(torch.randn(80, 257))
-    with pytest.raises(RuntimeError, match="must be matrices"):
-        torch.ops.aura.mm(torch.ones(3), torch.ones(3, 3))
 
 
 def test_the_last_product_of_a_block_is_not_computed_again():
@@ -213,9 +240,8 @@ def test_autocast_has_no_part_in_a_product():
     with torch.autocast("cpu", torch.bfloat16):
         found = products.mm(a, b, products.space(a, b, 80))
         products.write_product(into, a, b)
-        small = torch.ops.aura.mm(a[:2], b)
-    assert found.dtype == small.dtype == torch.float32 and torch.equal(found, into)
-    assert error(found, a.double() @ b.double()) < 1e-6 > error(small, a[:2].double() @ b.double())
+    assert found.dtype == torch.float32 and torch.equal(found, into)
+    assert error(found, a.double() @ b.double()) < 1e-6
 
 
 def test_a_model_learns_what_it_learns_by_torch(monkeypatch):

@@ -93,6 +93,18 @@ def test_the_estimate_is_what_torch_allocates(name, fused):
     assert estimated_peak(wanted) == pytest.approx(allocated_peak(wanted), rel=limit)
 
 
+@pytest.mark.parametrize("name", ["small", "words-one", "words-adafactor-accumulated"])
+def test_the_estimate_where_onednn_multiplies(monkeypatch, name):
+    """And where MKL does, whichever this processor has."""
+    ops_or_skip()
+    found = []
+    for better in (True, False):
+        monkeypatch.setattr(plan.products, "onednn_is_better", lambda better=better: better)
+        found.append(estimated_peak(JOBS[name]))
+        assert found[-1] == pytest.approx(allocated_peak(JOBS[name]), rel=0.01)
+    assert found[0] > found[1]
+
+
 def test_on_a_cpu_torch_s_operations_leave_more_gaps_than_ours():
     reserves = {fused: plan.worst_phase(dataclasses.replace(job(SMALL), fused=fused))[1] for fused in (True, False)}
     shares = {fused: (parts["reserve"] - plan.CONTEXT["cpu"]) / (sum(parts.values()) - parts["reserve"])
