@@ -120,9 +120,7 @@ struct Linear : Function<Linear> {
     if (ctx->needs_input_grad(0)) {
       found[0] = product(rows, low, ctx->saved_data["x_dtype"].toScalarType()).view(x.sizes());
     }
-    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
-      found[2] = at::GradMode::is_enabled() ? rows.sum(0) : column_sums(rows);
-    }
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) found[2] = column_sums(rows);
     return found;
   }
 };
