@@ -7,8 +7,8 @@ tokens in a micro-batch that is a good part of its time: 32 bytes through memory
 cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation fusion does;
 Narayanan et al. 2021), without the rounding. csrc/ops_linear.cpp has the layer's forward and backward.
 
-On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 takes twice as long as oneDNN. There they go to
-oneDNN, which torch has too (csrc/ops_products.cpp).
+On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 takes twice as long as oneDNN and on Zen 4 a tenth
+longer. There they go to oneDNN, which torch has too (csrc/ops_products.cpp).
 """
 
 import contextlib
@@ -59,9 +59,8 @@ def adding(wanted):
 
 @functools.cache
 def onednn_is_better(cpuinfo="/proc/cpuinfo"):
-    """Whether this processor multiplies float32 much faster by oneDNN than by MKL, and torch has both. Measured on
-    AMD's family 1Ah, Zen 5 (AMD 24594, CPUID Fn0000_0001_EAX); a Zen 4, whose units have 256 bits, has less to gain,
-    and there it was not."""
+    """Whether this processor multiplies float32 faster by oneDNN than by MKL, and torch has both. So it was on AMD's
+    Zen 4 and Zen 5, which are all that has AVX-512 of theirs."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
             and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
@@ -70,8 +69,7 @@ def onednn_is_better(cpuinfo="/proc/cpuinfo"):
     except OSError:  # only Linux has it
         return False
     said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return (said.get("vendor_id") == "AuthenticAMD" and int(said["cpu family"]) >= 0x1A
-            and set(said["flags"].split()) >= AVX512)
+    return said.get("vendor_id") == "AuthenticAMD" and set(said["flags"].split()) >= AVX512
 
 
 def by_onednn(*tensors):
@@ -90,6 +88,8 @@ def mm(a, b, space):
 
 
 def _onednn(a, b):
+    if a.stride(0) == 1 and not a.is_contiguous():  # it wants rows, and would have them copied by one thread
+        a = torch.ops.aura.transposed(a.t())
     return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
 
 

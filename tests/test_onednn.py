@@ -66,10 +66,10 @@ vendor_id\t: another
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize("vendor, family, flags, better", [
-    ("AuthenticAMD", 26, "avx512f avx512dq avx512bw avx512vl", True),
-    ("AuthenticAMD", 27, "avx512f avx512dq avx512bw avx512vl", True),
-    ("AuthenticAMD", 25, "avx512f avx512dq avx512bw avx512vl", False),  # Zen 4
-    ("AuthenticAMD", 26, "avx2", False),  # hidden by a virtual machine
+    ("AuthenticAMD", 26, "avx512f avx512dq avx512bw avx512vl", True),  # Zen 5
+    ("AuthenticAMD", 25, "avx512f avx512dq avx512bw avx512vl", True),  # Zen 4
+    ("AuthenticAMD", 25, "avx2", False),  # Zen 3
+    ("AuthenticAMD", 26, "avx512f", False),  # the rest hidden by a virtual machine
     ("GenuineIntel", 26, "avx512f avx512dq avx512bw avx512vl", False)])
 def test_where_it_is_better_is_read_off_the_processor(tmp_path, vendor, family, flags, better):
     (tmp_path / "cpuinfo").write_text(CPUINFO.format(vendor=vendor, family=family, flags=flags))
@@ -96,6 +96,8 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if (name := function._schema.name.split("::")[1]) in ("mm", "addmm", "linear", "_linear_pointwise"):
             self.names.append(name)
+            # What is transposed that operator would copy by one thread.
+            assert name != "_linear_pointwise" or args[0].is_contiguous() or args[0].stride(0) != 1
         return function(*args, **(kwargs or {}))
 
 
@@ -155,6 +157,25 @@ def test_tensors_in_any_order():
             found = gradients(ours, x.detach().requires_grad_(), dy)
             wanted = gradients(exact, x.detach().double().requires_grad_(), dy.double())
             assert max(map(error, found, wanted)) < 1e-6
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 40), (40, 1), (16, 16), (15, 33), (257, 300), (0, 5), (5, 0)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_transposed_copy(rows, columns, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for x in (torch.randn(rows, columns), torch.randn(rows, columns + 7)[:, 3:columns + 3]):
+            found = torch.ops.aura.transposed(x)
+            assert torch.equal(found, x.t()) and found.is_contiguous()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(4, 6, dtype=torch.float64), torch.zeros(4, 6).t(), torch.zeros(6)])
+def test_what_is_not_copied_transposed(x):
+    with pytest.raises(RuntimeError, match="float32.*its rows whole"):
+        torch.ops.aura.transposed(x)
 
 
 def test_second_derivatives():
@@ -233,6 +254,14 @@ def test_the_loss_in_one_chunk_and_in_several(monkeypatch, chunk):
     assert made == [None] * -(-301 * 257 * 4 // chunk)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
     assert max(error(a.grad, b.grad) for a, b in zip((hidden, weight), exact, strict=True)) < 2e-6
+
+
+def test_a_product_with_the_transpose_of_another_is_added():
+    logits, hidden, sums = torch.randn(80, 300), torch.randn(80, 256), torch.randn(300, 256)
+    wanted = sums.double() + logits.t().double() @ hidden.double()
+    with Calls() as calls:
+        products.add_product(sums, logits.t(), hidden, fresh=False)
+    assert calls.names == ["_linear_pointwise"] and error(sums, wanted) < 1e-6
 
 
 def test_autocast_has_no_part_in_a_product():
