@@ -27,6 +27,7 @@ from aura import (
     optim,
     output,
     pretrained,
+    products,
     results,
     sharding,
     spans,
@@ -182,13 +183,21 @@ def answer_loss(model, batch):
     return model(tokens, types, lengths, positions), len(tokens)
 
 
+def build(args, dist, task):
+    """The QuestionAnswering, the same on all ranks; cut later where the weights are sharded."""
+    module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
+    if not dist.sharded:
+        dist.broadcast_weights(module)
+    if args.padding == "dynamic":
+        products.batches_vary(module)
+    return module
+
+
 def score(args, dist, task):
     """Answer the validation questions with the model as it was read, and leave answers and figures in --output; returns
     the exit code. There is nothing to go on from, so a signal just ends it."""
     precision = start.agree_precision(args, dist)
-    module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
-    if not dist.sharded:
-        dist.broadcast_weights(module)
+    module = build(args, dist, task)
     sharding.shard(module, optim.adamw(module, args.lr, args.weight_decay), dist, precision.dtype)
     evaluation = finetune.Evaluation(args, dist, task, module, precision)
     metrics = evaluation()
@@ -204,9 +213,7 @@ def train(args, dist, task, clock):
     precision = start.agree_precision(args, dist)
     start.require_memory(args, task.config, dist,
                          "elija un --model menor, o reparta el modelo con --strategy fsdp")
-    module = dist.build(lambda: task.module or bert.QuestionAnswering(task.config), lambda model: model)
-    if not dist.sharded:
-        dist.broadcast_weights(module)
+    module = build(args, dist, task)
     module.bert.grad_checkpointing = args.grad_checkpointing
     weights = None  # to begin again after a NaN
     if dist.main:

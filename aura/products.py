@@ -26,6 +26,7 @@ from aura import extension
 CHUNK_BYTES = 128 * 2**20
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}  # what oneDNN's kernels of 512 bits need
 WEIGHT_ROWS = 2048  # of a product that a CPU makes at one time before it is added
+WORTHWHILE = 2**22  # multiplications of a product; of fewer, the way to oneDNN takes too long
 # Where a product can be added to float32 as it is made.
 DEVICES = ("cuda",) if torch.version.cuda else ()
 
@@ -150,11 +151,13 @@ class Linear(nn.Linear):
     """nn.Linear, whose weight's gradient in step() under autocast is that of adding(), and whose products of float32 on
     a CPU are those of the faster library."""
 
+    one_size = True  # of its batches, or few
+
     def forward(self, x):
         kind = x.device.type
         if torch.compiler.is_compiling():
             return super().forward(x)
-        if kind == "cpu" and by_onednn(x, self.weight) and _has_ops() and not torch.is_autocast_enabled(kind):
+        if kind == "cpu" and self._by_onednn(x):
             return torch.ops.aura.linear(x, self.weight, self.bias, self.weight, self.bias, False)
         if _copies is None or kind not in DEVICES or not torch.is_autocast_enabled(kind):
             return super().forward(x)
@@ -166,9 +169,21 @@ class Linear(nn.Linear):
             return torch.ops.aura.linear(x, weight, self.bias, *copies, _adds)
         return F.linear(x, low, self.bias)  # not its copy, which would end the gradient of one that is trained
 
+    def _by_onednn(self, x):
+        return (self.one_size and x.numel() * len(self.weight) >= WORTHWHILE and by_onednn(x, self.weight)
+                and _has_ops() and not torch.is_autocast_enabled("cpu"))
+
     def whole(self):
         """Whether the weight is there in float32. Where fully_shard has cut it, it comes in 16 bits already."""
         return self.weight.dtype == torch.float32 and not hasattr(self.weight, "full_tensor")
+
+
+def batches_vary(model):
+    """Leave the products of a model's Linears to torch's MKL: its batches have hundreds of sizes, and oneDNN compiles
+    for each, and keeps what it has compiled: up to a megabyte for each product of each size."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.one_size = False
 
 
 def _has_ops():

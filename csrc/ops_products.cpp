@@ -15,9 +15,8 @@
 namespace aura {
 namespace {
 
-constexpr int64_t kWorthwhile = int64_t{1} << 22;  // multiplications; of fewer, the way to oneDNN takes too long
-constexpr int64_t kTile = 16;                      // a cache line of floats
-constexpr int64_t kGrain = 1 << 15;                // floats that one thread copies sooner than two
+constexpr int64_t kTile = 16;        // a cache line of floats
+constexpr int64_t kGrain = 1 << 15;  // floats that one thread copies sooner than two
 
 // torch's operator of oneDNN for x @ weight.T + bias, if it has one.
 const std::optional<c10::OperatorHandle>& onednn() {
@@ -81,12 +80,14 @@ at::Tensor dense(const at::Tensor& matrix) {
 }  // namespace
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  if (!x.is_cpu() || x.scalar_type() != at::kFloat || x.numel() * weight.size(0) < kWorthwhile || !onednn()) {
+  if (!x.is_cpu() || x.scalar_type() != at::kFloat || x.numel() == 0 || weight.numel() == 0 || !onednn()) {
     return at::linear(x, weight, bias);
   }
   TORCH_CHECK(weight.dim() == 2 && x.size(-1) == weight.size(1), "linear: x is ", x.sizes(), ", the weight ",
               weight.sizes());
-  std::vector<c10::IValue> stack{by_rows(x.reshape({-1, x.size(-1)})), dense(weight), bias, "none",
+  // Of a bias it takes the first elements in memory.
+  const auto whole = bias ? std::make_optional(bias->expand({weight.size(0)}).contiguous()) : std::nullopt;
+  std::vector<c10::IValue> stack{by_rows(x.reshape({-1, x.size(-1)})), dense(weight), whole, "none",
                                  c10::List<std::optional<at::Scalar>>(), ""};
   onednn()->callBoxed(&stack);
   std::vector<int64_t> shape = x.sizes().vec();

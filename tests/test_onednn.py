@@ -201,6 +201,21 @@ def test_what_is_not_float32_or_not_here_is_torchs():
     assert "_linear_pointwise" not in calls.names
 
 
+def test_a_bias_is_taken_as_torch_takes_it():
+    x, weight = torch.randn(80, 256), torch.randn(256, 256)
+    for bias in (torch.randn(1).expand(256), torch.randn(512)[::2], torch.randn(1), torch.randn(256)):
+        found = torch.ops.aura.linear(x, weight, bias, weight, bias, False)
+        torch.testing.assert_close(found, F.linear(x, weight) + bias, rtol=1e-5, atol=1e-4)
+
+
+def test_of_batches_of_many_sizes_torch_makes_the_products():
+    model = gpt.GPT(gpt.GPTConfig(vocab_size=300, seq_len=64, n_layer=2, n_head=2, n_embd=128))
+    products.batches_vary(model)
+    with Calls() as calls, torch.no_grad():
+        model(torch.randint(300, (8, 64)))
+    assert calls.names and "_linear_pointwise" not in calls.names
+
+
 def test_without_autograd():
     """In inference mode no tensor has autograd's part of an operator."""
     layer, x = products.Linear(256, 256), torch.randn(80, 256)
