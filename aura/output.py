@@ -138,6 +138,20 @@ def set_earlier_aside(folder, note):
         note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
 
 
+def set_own_aside(args, description, note):
+    """Move aside the model that an earlier run of these folders left at --output, as its checkpoints are: this run
+    begins anew. Raises UserError where the system refuses."""
+    path = Path(args.output)
+    if not path.is_file() or other_run(args, description):
+        return
+    try:
+        moved = set_aside([path, *companions(args, description)], path.parent)
+    except OSError as problem:
+        raise UserError(f"--output {args.output!r}: no se puede mover el modelo anterior ({explain(problem)}); "
+                        "corríjalo o indique otro --output") from problem
+    note(f"El modelo anterior se ha movido a {moved}.")
+
+
 def read_output(path, flag="--checkpoint"):
     """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. flag: the argument that named it.
     Raises UserError naming the file."""

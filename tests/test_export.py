@@ -527,6 +527,23 @@ def test_a_model_of_another_run_that_came_to_its_place_meanwhile_is_moved_aside(
     assert len(list(tmp_path.glob("anterior-*/m.pth"))) == 2
 
 
+def test_a_run_that_begins_anew_moves_its_folders_earlier_model_aside(model, tokenizer, tmp_path, capsys, monkeypatch):
+    data, progress = SimpleNamespace(meta={"name": "libro"}, sha256="0"), SimpleNamespace(step=1, tokens=1)
+    args, other = (SimpleNamespace(output=str(tmp_path / "m.pth"), checkpoint_dir=str(tmp_path / run)) for run in "ab")
+    output.set_own_aside(args, None, pytest.fail)  # there is none
+    output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})
+    output.set_own_aside(other, None, pytest.fail)  # another's, of which save_output() takes care
+    kept, told = {path.name: path.read_bytes() for path in tmp_path.iterdir()}, []
+    output.set_own_aside(args, None, told.append)
+    [aside] = tmp_path.iterdir()
+    assert told == [f"El modelo anterior se ha movido a {aside}."]
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == kept and len(kept) == 3
+    output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})
+    monkeypatch.setattr(output, "set_aside", lambda *_: os.stat("/no/hay"))
+    with pytest.raises(UserError, match="m.pth': no se puede mover el modelo anterior .*otro --output"):
+        output.set_own_aside(args, None, pytest.fail)
+
+
 def test_a_model_that_diverged_writes_nothing(model, tokenizer, tmp_path, monkeypatch):
     path = save(model, tokenizer, tmp_path / "ckpt-00000001.pt")
     state = checkpoint.read(path)
