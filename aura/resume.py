@@ -212,6 +212,10 @@ def _require_same_beginning(state, path, constants, anew):
     if ours and not theirs and (named := constants["arguments"].get("init_from")):
         raise agreed(UserError, f"{path} no empezó con los pesos de --init-from {named!r}: para empezar con ellos, "
                      f"{anew.replace(' para empezar de cero', '')}; para seguir desde ese, quite --init-from")
+    models = [str(each.get("arguments", {}).get("model")) for each in (state, constants)]
+    if bool(theirs) != bool(ours) and any(name.startswith("random:") for name in models):  # which have no checksum
+        raise agreed(UserError, f"{path} empezó con otros pesos, los de --model {models[0]!r}: indique aquellos, "
+                     f"{anew}")
     theirs, ours = (each.get("arguments", {}).get("padding") for each in (state, constants))
     if theirs and ours and theirs != ours:
         raise agreed(UserError, f"{path} empezó con --padding {theirs}, que también decide el orden de los datos: "

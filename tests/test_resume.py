@@ -162,6 +162,18 @@ def test_a_run_that_began_with_other_published_weights_is_not_gone_on_with(their
         resume._require_same(before, "c.pt", after)
 
 
+@pytest.mark.parametrize("theirs, ours, told", [
+    (("random:tiny", None), ("m/qa", 6), True), (("m/qa", 6), ("random:tiny", None), True),
+    (("random:tiny", None), ("random:tiny", None), False), (("m/qa", 6), ("m/qa", 6), False),
+    (("m/qa", None), ("m/qa", 6), False)])  # the last of before there were checksums
+def test_random_weights_are_not_taken_for_published_ones(theirs, ours, told):
+    before, after = ({"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "begun_with": weights,
+                      "arguments": {"model": model}} for model, weights in (theirs, ours))
+    refused = pytest.raises(UserError, match=f"c.pt empezó con otros pesos, los de --model '{theirs[0]}': indique aque")
+    with refused if told else contextlib.nullcontext():
+        resume._require_same(before, "c.pt", after)
+
+
 @pytest.mark.parametrize("now, told", [("otros", True), ("libro", False), (None, False)])
 def test_the_data_whose_tokenizer_is_meant_are_named(now, told):
     before, after = ({"config": {}, "tokenizer": torch.tensor([number], dtype=torch.uint8)} for number in range(2))
