@@ -24,6 +24,7 @@ from aura.errors import UserError, first_line
 from aura.signals import STORE_THREAD
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
+ONEDNN_FULL = "could not create a primitive"  # all that it says; what it has no code for has more words
 OVER = "over"  # the key that says of an attempt's keys that a later one has begun
 HOPE_SECONDS = 0.5  # between two looks whether there is still anything to wait for
 NCCL_PROBE_SECONDS = 90  # a first NCCL communicator over many hosts takes tens of seconds; a hang takes for ever
@@ -93,7 +94,7 @@ def out_of_memory(problem):
     on_card = "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
     if isinstance(problem, torch.OutOfMemoryError) or isinstance(problem, RuntimeError) and on_card:
         return "la GPU"
-    if isinstance(problem, MemoryError) or any(mark in text for mark in CPU_FULL):
+    if isinstance(problem, MemoryError) or text == ONEDNN_FULL or any(mark in text for mark in CPU_FULL):
         return "la máquina"
     return None
 

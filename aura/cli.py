@@ -217,6 +217,10 @@ def run(main):
     # is one write, also under `python -u`, or lines of several processes mix.
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
+        if not hasattr(stream, "reconfigure"):  # a notebook's: the console is not ours, nor the process ours to end
+            print("error: en un cuaderno, esto se ejecuta en un proceso aparte (README.es.md dice cómo), no con %run",
+                  file=stream)
+            sys.exit(EXIT_BAD_INPUT)
         stream.reconfigure(line_buffering=True, write_through=False, errors="replace")
         setattr(sys, name, Console(stream))
     # What all know is said once: on each machine's console under torchrun, in the one log of all under SLURM.

@@ -81,7 +81,7 @@ class Corpus:
     """A source of documents that can be read more than once.
 
     name: the folder's name under --data-dir. source: what identifies the content, JSON-able. total_bytes: size on
-    disk, None when unknown. unread: names of files of the folder that are no text. progress: bytes of the source
+    disk, None when unknown. unread: paths of files of the folder that are no text. progress: bytes of the source
     read so far. damage: what was wrong in the last reading.
     """
 
@@ -247,7 +247,7 @@ def _plain_name(name):
 
 
 def _files_below(path):
-    """([files of text], [names of files that are left out for their format])."""
+    """([files of text], [files that are left out for their format])."""
     if path.is_file():
         if not path.name.lower().endswith(SUFFIXES):
             known = formats.by_name(path) or (f"no se reconoce el formato; se leen {', '.join(SUFFIXES)}: si es texto, "
@@ -274,7 +274,7 @@ def _files_below(path):
                         if (known := formats.by_name(other))),
                        "indique otra, o dé a los ficheros de texto un nombre que acabe así")
         raise UserError(f"la carpeta {str(path)!r} no contiene ningún fichero {', '.join(SUFFIXES)}; {way_out}")
-    return files, sorted(other.name for other in others)
+    return files, sorted(others, key=lambda other: other.name)
 
 
 def _raise(problem):

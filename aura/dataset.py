@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from aura import corpus as corpora
+from aura import formats
 from aura import tokenizer as tokenizers
 from aura.bar import tqdm
 from aura.errors import UserError
@@ -274,8 +275,10 @@ def unused(final):
 def _say_files(corpus, note):
     """Tell which files of a folder are left out, and which of those that are read others would keep for validation."""
     if corpus.unread:
-        note(f"Aviso: de la carpeta no se usa {_named(corpus.unread)}: se lee lo que acaba en "
-             f"{', '.join(corpora.SUFFIXES)}.")
+        way_out = next((f"; {str(path)!r} {'; '.join(known)}" for path in corpus.unread
+                        if (known := formats.by_name(path))), ".")
+        note(f"Aviso: de la carpeta no se usa {_named([path.name for path in corpus.unread])}: se lee lo que acaba en "
+             f"{', '.join(corpora.SUFFIXES)}{way_out}")
     files = corpus.source.get("files", ())
     folder = files and os.path.commonpath(map(os.path.dirname, files))
     apart = [name for name in (os.path.relpath(file, folder) for file in files)

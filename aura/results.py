@@ -138,7 +138,8 @@ def read(directory):
             found.append(Result(**{name: values[name] for name in KINDS if name in values}))
     if not found:
         raise UserError(f"no hay ningún resultado en {str(directory)!r}" + (f" ({notes[0]})" if notes else "")
-                        + ": entrene con train_distributed.py, que deja uno por ejecución, o indique otra carpeta")
+                        + ": entrene con train_distributed.py, que deja uno por ejecución, o indique otra carpeta; "
+                        "las de los otros scripts se comparan con tensorboard --logdir logs")
     return sorted(found, key=lambda result: result.finished), notes
 
 

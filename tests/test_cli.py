@@ -233,6 +233,19 @@ def test_a_python_outside_the_environment_is_one_line(words):
     assert code == 1 and "ModuleNotFoundError: No module named 'nada_de_esto'" in output
 
 
+def test_in_a_notebooks_own_process_nothing_is_run(tmp_path):
+    """Whose console is not a file's: the process goes on, and is not ours to end."""
+    program = """import io, sys
+from aura import cli
+console, sys.stdout = sys.stdout, io.StringIO()
+try:
+    cli.run(lambda: print("hecho"))
+except SystemExit as left:
+    print(left.code, sys.stdout.getvalue(), file=console)"""
+    code, output = run(["-c", program], tmp_path)
+    assert code == 0 and output.startswith("2 error: en un cuaderno, ") and "hecho" not in output, output
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_that_comes_while_the_interpreter_leaves_changes_nothing(tmp_path, name):
     program = f"""import atexit, signal

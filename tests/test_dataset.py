@@ -60,6 +60,7 @@ def test_files_that_are_left_out_or_that_others_would_keep_for_validation_are_to
     prepare(folder, tmp_path / "Data", note=said.append)
     told = [line for line in said if line.startswith("Aviso")]
     assert len(told) == 2 and "no se usa a.docx, b.docx, c.pdf, d.pdf y 1 más: se lee lo que acaba en .txt, " in told[0]
+    assert "a.docx' es " in told[0] and "conviértalo" in told[0]
     assert "también se entrena con sub/val.txt: " in told[1]
     (folder / "sub" / "val.txt").rename(folder / "sub" / "valor.txt")
     (folder / "sub").rename(folder / unicodedata.normalize("NFD", "Validación"))

@@ -676,7 +676,8 @@ def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\n20 MiB"), "la GPU"),
     (torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"), "la GPU"),
     (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), "la máquina"),
-    (MemoryError(), "la máquina")], ids=["GPU", "context", "CPU", "numpy"])
+    (RuntimeError("could not create a primitive"), "la máquina"),
+    (MemoryError(), "la máquina")], ids=["GPU", "context", "CPU", "oneDNN", "numpy"])
 def test_memory_that_is_not_enough_is_a_fault_with_a_way_out(tmp_path, shards, problem, whose):
     run = Run(folder(tmp_path, "a"), shards)
 
