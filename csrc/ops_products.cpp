@@ -65,9 +65,11 @@ at::Tensor transposed(const at::Tensor& x) {
   return copy;
 }
 
-// oneDNN wants the rows of its first operand one after the other.
+// oneDNN wants the rows of its first operand one after the other. Python's are tensors without data, as torch's
+// FakeTensorMode has them.
 at::Tensor by_rows(const at::Tensor& x) {
-  return !x.is_contiguous() && x.stride(0) == 1 ? transposed(x.t()) : x;
+  const bool by_columns = !x.is_contiguous() && x.stride(0) == 1;
+  return by_columns && !x.key_set().has(c10::DispatchKey::Python) ? transposed(x.t()) : x;
 }
 
 // oneDNN takes a matrix by its strides, but not any.

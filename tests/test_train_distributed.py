@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import train_distributed as script
-from aura import checkpoint, distributed, finetune, loop, report, results, squad, start, wordpiece
+from aura import checkpoint, distributed, finetune, loop, products, report, results, squad, start, wordpiece
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import bert
@@ -277,6 +277,13 @@ def test_the_best_model_is_kept_and_what_is_left_can_be_trained_on(runs, tmp_pat
               "--padding", "fixed")
     with pytest.raises(UserError, match="empezó con --padding fixed, que también decide el orden .*: indique ese"):
         train(tmp_path / "third", 1, 1, "ddp", "--model", folder / "bert_squad", "--max-steps", 2)
+
+
+@pytest.mark.parametrize("padding, one_size", [("dynamic", False), ("fixed", True)])
+def test_products_of_batches_of_any_length_are_not_compiled_for_each(padding, one_size):
+    task = SimpleNamespace(module=bert.QuestionAnswering(bert.PRESETS["tiny"]))
+    module = script.build(SimpleNamespace(padding=padding), Session(), task)
+    assert {layer.one_size for layer in module.modules() if isinstance(layer, products.Linear)} == {one_size}
 
 
 def test_a_model_that_diverges_is_no_best_one_and_is_not_handed_over(tmp_path):
