@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -140,12 +141,17 @@ def set_earlier_aside(folder, note):
 
 def set_own_aside(args, description, note):
     """Move aside the model that an earlier run of these folders left at --output, as its checkpoints are: this run
-    begins anew. Raises UserError where the system refuses."""
+    begins anew. Its tokenizer also stays where it is: this run's --tokenizer may name it. Raises UserError where the
+    system refuses."""
     path = Path(args.output)
     if not path.is_file() or other_run(args, description):
         return
+    beside, *vocabularies = companions(args, description)
     try:
-        moved = set_aside([path, *companions(args, description)], path.parent)
+        moved = set_aside([path, beside], path.parent)
+        for vocabulary in vocabularies:
+            if vocabulary.exists():
+                shutil.copy2(vocabulary, moved)
     except OSError as problem:
         raise UserError(f"--output {args.output!r}: no se puede mover el modelo anterior ({explain(problem)}); "
                         "corríjalo o indique otro --output") from problem

@@ -228,7 +228,7 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
             torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device),
             same_data=same_data)
         run, steps = ready.run, ready.steps
-        if not checkpointer.source:
+        if not checkpointer.has_any():
             dist.run_on_main(lambda: output.set_own_aside(args, description, dist.print))
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
                                    start.group_peak(dist, precision), name=table, target_hours=target_hours,

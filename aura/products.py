@@ -7,8 +7,8 @@ tokens in a micro-batch that is a good part of its time: 32 bytes through memory
 cast once, and its gradient added in float32 by the product itself (as Megatron-LM's gradient accumulation fusion does;
 Narayanan et al. 2021), without the rounding. csrc/ops_linear.cpp has the layer's forward and backward.
 
-On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 takes twice as long as oneDNN and on Zen 4 a tenth
-longer. There they go to oneDNN, which torch has too (csrc/ops_products.cpp).
+On a CPU torch gives products of float32 to MKL, which on AMD's Zen 5 takes twice as long as oneDNN and on Zen 4
+somewhat longer. There they go to oneDNN, which torch has too (csrc/ops_products.cpp).
 """
 
 import contextlib

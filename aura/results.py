@@ -139,7 +139,7 @@ def read(directory):
     if not found:
         raise UserError(f"no hay ningún resultado en {str(directory)!r}" + (f" ({notes[0]})" if notes else "")
                         + ": entrene con train_distributed.py, que deja uno por ejecución, o indique otra carpeta; "
-                        "las de los otros scripts se comparan con tensorboard --logdir logs")
+                        "las ejecuciones de los otros scripts se comparan con tensorboard --logdir logs")
     return sorted(found, key=lambda result: result.finished), notes
 
 

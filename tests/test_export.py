@@ -535,7 +535,8 @@ def test_a_run_that_begins_anew_moves_its_folders_earlier_model_aside(model, tok
     output.set_own_aside(other, None, pytest.fail)  # another's, of which save_output() takes care
     kept, told = {path.name: path.read_bytes() for path in tmp_path.iterdir()}, []
     output.set_own_aside(args, None, told.append)
-    [aside] = tmp_path.iterdir()
+    aside, vocabulary = sorted(tmp_path.iterdir())
+    assert vocabulary.name == "m.tokenizer.model", "which --tokenizer may name"
     assert told == [f"El modelo anterior se ha movido a {aside}."]
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == kept and len(kept) == 3
     output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -214,6 +215,13 @@ def test_of_batches_of_many_sizes_torch_makes_the_products():
     with Calls() as calls, torch.no_grad():
         model(torch.randint(300, (8, 64)))
     assert calls.names and "_linear_pointwise" not in calls.names
+
+
+def test_tensors_without_data():
+    with FakeTensorMode():
+        layer, x = products.Linear(256, 256), torch.randn(80, 256, requires_grad=True)
+        layer(x).backward(torch.randn(80, 256))
+    assert layer.weight.grad.shape == (256, 256) and x.grad.shape == (80, 256)
 
 
 def test_without_autograd():

@@ -423,8 +423,13 @@ def test_another_model_in_the_checkpoint_folder_is_refused_then_set_aside(book, 
     code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2, "--dataset-name", book, "--vocab-size", 300)
     assert code == 2 and "vocab_size=400 (ahora 300), n_layer=1 (ahora 2)" in output and "--resume none" in output
     assert dataset.latest(tmp_path / "Data") == before, "a run that is refused replaces nothing"
-    code, output = train(tmp_path, "--max-steps", 1, "--n-layer", 2, "--resume", "none")
+    model = (tmp_path / "gpt2_spanish.pth").read_bytes()
+    again = ["--n-layer", 2, "--dataset-name", book, "--tokenizer", "gpt2_spanish.tokenizer.model"]
+    code, output = train(tmp_path, "--max-steps", 2, *again, "--resume", "none", "--checkpoint-freq", 1)
     assert code == 0 and len(list(tmp_path.glob("checkpoints/anterior-*/*.pt"))) == 1
+    [earlier] = tmp_path.glob("anterior-*/gpt2_spanish.pth")
+    assert earlier.read_bytes() == model != (tmp_path / "gpt2_spanish.pth").read_bytes(), output
+    assert train(tmp_path, "--max-steps", 3, *again)[0] == 0 and [*tmp_path.glob("anterior-*/*.pth")] == [earlier]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
