@@ -25,6 +25,7 @@ from aura.errors import (
 from aura.files import explain, take_back
 from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, STORE_THREAD
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
+from aura.words import first_of
 
 ALIKE = 0.85  # of difflib's ratio of two arguments from which on one is taken for a slip of the other
 # What nanoGPT, litgpt and transformers call arguments that we have, for the hint of the one who comes from there.
@@ -166,7 +167,11 @@ class Parser(argparse.ArgumentParser):
         flags = {name: (action.option_strings or [action.metavar or name])[-1] for name, action in actions.items()}
         problems = [f"{flags[name]}: {value}" for name, found in vars(parsed).items()
                     for value in (found if isinstance(found, list) else [found]) if isinstance(value, _Bad)]
-        problems += [self._unknown(word) for word in unknown]
+        surplus = [word for word in unknown if not word.startswith("-")]
+        problems += [self._unknown(word) for word in unknown if word.startswith("-")]
+        if surplus:  # a pattern that the shell has made hundreds of names of
+            problems.append(f"argumento{'s' if len(surplus) > 1 else ''} de más: "
+                            f"{first_of(list(map(repr, surplus)), 4)}")
         if any(map(os.path.isfile, unknown)) and {"dataset", "dataset_name"} & actions.keys():
             problems.append("de varios ficheros, indique su carpeta")
         if problems:
@@ -174,8 +179,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _unknown(self, word):
-        if not word.startswith("-"):
-            return f"argumento de más: {word!r}"
         near = self._near(word.split("=")[0])
         return f"argumento desconocido {word}" + (f"; ¿quiso decir {near[0]}?" if near else "")
 

@@ -60,13 +60,14 @@ def main():
     if not directory.strip():
         raise UserError("--to hf '': no es el nombre de una carpeta")
     final = path_called(directory, f"--to hf {directory!r}", "indique otro nombre").resolve()
-    require_free(final)
+    replaced = require_free(final)
     config, weights, tokenizer = output.read_output(args.checkpoint)
     config = check(args.checkpoint, config, weights, tokenizer)
     require_writable_directory(final.parent, "--to hf")
     files = write_folder(final, config, weights, tokenizer)
     size = sum((final / file).stat().st_size for file in files)
-    print(f"Exportado en {directory} ({size / 1e6:.1f} MB): {', '.join(files)}.")
+    print(f"Exportado en {directory} ({size / 1e6:.1f} MB): {', '.join(files)}."
+          + " Sustituye a la exportación que había ahí." * replaced)
     if isinstance(config, HRMConfig):
         print("La arquitectura hrm_text está en transformers desde la versión 5.9.")
     whole = TOKENIZER in files
@@ -79,14 +80,15 @@ def main():
 
 
 def require_free(directory):
-    """Raise UserError unless `directory` is new, empty, or an earlier export without files of anybody else's."""
+    """Whether `directory` is an earlier export; raises UserError unless it is one without files of anybody else's, or
+    new, or empty."""
     named = f"--to hf {str(directory)!r}"
     if not directory.exists():
-        return
+        return False
     try:
         found = {path.name for path in directory.iterdir()}
         if not found:
-            return
+            return False
         ours = MARK in json.loads((directory / "config.json").read_text(encoding="utf-8-sig"))
     except NotADirectoryError as problem:
         raise UserError(f"{named}: ya existe y no es una carpeta; indique otro nombre") from problem
@@ -102,6 +104,7 @@ def require_free(directory):
     if foreign:
         raise UserError(f"{named}: junto a una exportación anterior hay ficheros que se perderían "
                         f"({', '.join(foreign[:3])}); muévalos o indique otra carpeta")
+    return True
 
 
 def check(path, config, weights, tokenizer):

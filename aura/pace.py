@@ -201,7 +201,9 @@ def lines(curve, parameters, pace, seconds, machines, unit="tokens"):
     network = allreduce.step_seconds(curve, _gradients(parameters, pace, pace.by_rows))
     why = (f"por esta red los gradientes enteros tardarían {span(network)} en cada paso" if name != "ddp" else
            f"es exacto, y ninguno de los otros iría más de un {100 * TIE:.0f} % más rápido")
-    slower = " Aviso: una sola máquina, sin las demás, iría más rápido." if alone > (1 + TIE) * rates[name] else ""
+    gain = rates[name] / alone
+    slower = (" Aviso: una sola máquina, sin las demás, iría más rápido." if gain < 1 / (1 + TIE) else
+              " Aviso: una sola máquina, sin las demás, iría casi igual de rápido." if gain <= 1 + TIE else "")
     mbit, megabytes = 8e-6 * _rate(curve, len(machines)), 1e-6 * GRADIENT_BYTES * sum(parameters)
     return [f"Red: {_figure(mbit)} Mbit/s, {span(curve[0][1])}; un paso: {span(pace.compute_s)} de cálculo; los "
             f"gradientes pesan {_figure(megabytes)} MB.",

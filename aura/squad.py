@@ -322,8 +322,11 @@ def _from_row(row):
     files of one's own that transformers' run_qa reads."""
     context, answers = _take(row, "context", str), row.get("answers")
     if isinstance(answers, dict):
-        pairs = zip(_take(answers, "text", list), _take(answers, "answer_start", list), strict=False)
-        row = {**row, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
+        texts, starts = _take(answers, "text", list), _take(answers, "answer_start", list)
+        if len(texts) != len(starts):
+            raise _Unusable("«text» y «answer_start» no tienen tantos elementos el uno como el otro: no se usa")
+        row = {**row, "answers": [{"text": text, "answer_start": start}
+                                  for text, start in zip(texts, starts, strict=True)]}
     return context, row
 
 

@@ -41,6 +41,7 @@ def test_underscores_in_values_stay():
     (["--lr"], ["falta el valor", "--lr=VALOR"]), (["--lr", "-1e-3"], ["--lr: -1e-3 está fuera"]),
     (["--lr=--"], ["--lr: '--' no es un número"]), (["--data-dir=--", "--max-steps=--"], ["--max-steps: '--'"]),
     (["sobra"], ["de más", "'sobra'"]), ([__file__], ["de más", "; de varios ficheros, indique su carpeta (las"]),
+    (["a.txt", "--nope", *"bcdefg"], ["--nope; argumentos de más: 'a.txt', 'b', 'c', 'd' y 3 más (las opciones:"]),
     (["--block_size=32"], ["desconocido --block-size=32; ¿quiso decir --seq-len?"]),
     (["--learning_rate", "1e-3"], ["¿quiso decir --lr?"]), (["--dtype", "bf16"], ["¿quiso decir --precision?"]),
     (["--steps", "3"], ["¿quiso decir --max-steps?"]), (["--do-train"], ["desconocido --do-train (las opciones:"]),

@@ -377,14 +377,16 @@ def test_the_space_before_what_is_written_stays(model, tmp_path, monkeypatch, ca
     assert told == [expected]
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_path, monkeypatch):
+def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_path, monkeypatch, capsys):
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     order = ("--checkpoint", path, "--to", "hf", tmp_path / "hf")
     (tmp_path / "hf").mkdir()
     run(monkeypatch, *order)
     for described in (path.with_suffix(".json"), tmp_path / "hf" / "config.json"):  # as Windows' Notepad saves them
         described.write_text(described.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert "Sustituye" not in capsys.readouterr().out
     run(monkeypatch, *order)
+    assert " Sustituye a la exportación que había ahí.\n" in capsys.readouterr().out
     (tmp_path / "hf" / "notas.txt").write_text("mías")
     with pytest.raises(UserError, match="notas.txt"):
         run(monkeypatch, *order)

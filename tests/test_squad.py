@@ -91,7 +91,8 @@ def test_questions_may_be_flat_and_stand_among_articles(tmp_path):
             "answers": {"text": ["Soria", "Ana"], "answer_start": [12, 1]}}
     content = {"data": [flat, {**flat, "id": "b", "answers": {"text": [], "answer_start": []}},
                         {**flat, "id": "c", "answers": {"text": "Soria"}}, {**flat, "id": "d", "context": 3},
-                        *document(question("e"))["data"]]}
+                        *document(question("e"))["data"],
+                        {**flat, "id": "f", "answers": {"text": ["Soria", "Ana"], "answer_start": [12]}}]}
     examples, problems = squad.read(write(tmp_path / "mías.json", content))
     assert [(e.id, e.question, e.context, e.answers) for e in examples] == [
         ("a", "¿Dónde?", CONTEXT, [("Soria", 12), ("Ana", -1)]), ("e", "¿Dónde?", CONTEXT, [("Soria", 12)])]
@@ -99,7 +100,9 @@ def test_questions_may_be_flat_and_stand_among_articles(tmp_path):
         "1 vez: falta «context», o no es un texto: no se usa (la primera, mías.json: data[3])",
         "1 vez: falta «text», o no es una lista: no se usa (la primera, mías.json: data[2])",
         "1 vez: pregunta sin respuestas: no se usa (la primera, mías.json: data[1])",
-        "1 vez: una respuesta no está donde dice answer_start: no se entrena con ella (la primera, mías.json: data[0])"]
+        "1 vez: una respuesta no está donde dice answer_start: no se entrena con ella (la primera, mías.json: data[0])",
+        "1 vez: «text» y «answer_start» no tienen tantos elementos el uno como el otro: no se usa (la primera, "
+        "mías.json: data[5])"]
     # As datasets' to_json writes them, and as a list.
     rows = [flat, {**flat, "id": "b", "answers": [{"text": "Ana", "answer_start": 0}]},
             *document(question("c"))["data"]]
