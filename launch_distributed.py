@@ -166,7 +166,7 @@ def main():
     if problems and not args.dry_run:
         raise UserError("; ".join(problems))
     if args.node_rank == 0 and args.master_addr:
-        problems.append(placement.foreign_address(args.master_addr, "--master-addr "))
+        problems.append(placement.foreign_address(args.master_addr, "--master-addr ", args.nodes > 1))
     for problem in filter(None, problems):
         print(f"Aviso: {problem}", file=sys.stderr)
     processes = args.cpu or args.gpus or present or 1

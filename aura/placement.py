@@ -212,17 +212,22 @@ def port_problem(port, flag):
     return None
 
 
-def foreign_address(name, flag):
-    """A warning where `name`, given as the address of machine 0, which is this one, is none of its own; else None.
-    Behind a router that translates addresses it may be right. flag: how it is given."""
+def foreign_address(name, flag, others):
+    """A warning where `name`, given as the address of machine 0, which is this one, is none of its own, or where there
+    are `others` and none but this one gets there; else None. Behind a router that translates addresses the first may be
+    right, and the second is in a rehearsal. flag: how it is given."""
+    own = " o ".join(sorted({address for address in interface_addresses().values() if not address.startswith("127.")}))
     with socket.socket() as probe:
         try:
             probe.bind((socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0], 0))
         except (OSError, UnicodeError) as problem:
             if getattr(problem, "errno", None) == errno.EADDRNOTAVAIL:
-                own = ", ".join(sorted(set(interface_addresses().values())))
-                return (f"{flag}{name} no es una dirección de esta máquina ({own}), que es la 0: las demás la buscarán "
-                        "allí")
+                return (f"{flag}{name} no es una dirección de esta máquina ({own or 'sin red'}), que es la 0: las "
+                        "demás la buscarán allí")
+            return None
+        if others and probe.getsockname()[0].startswith("127."):
+            return (f"{flag}{name} solo sirve para ensayar en esta máquina sola: desde otra se llega a ella por "
+                    f"{own or 'una red, que ahora no tiene'}")
     return None
 
 

@@ -230,6 +230,9 @@ def test_an_address_of_another_machine_is_noticed_at_machine_0(main):
     assert "Aviso: --master-addr 203.0.113.9 no es una dirección de esta máquina" in main(*words, "203.0.113.9").err
     for address in ("127.0.0.1", "localhost"):
         assert not main(*words, address).err
+        assert f"Aviso: --master-addr {address} solo sirve para ensayar" in main(*words, address, "--nodes", 2,
+                                                                                 "--node-rank", 0).err
+        assert not main(*words, address, "--nodes", 2, "--node-rank", 1).err
 
 
 def test_python_without_torch(main, monkeypatch):
