@@ -18,6 +18,7 @@ from aura.errors import (
     EXIT_NO_READER,
     EXIT_OK,
     EXIT_SIGNAL_BASE,
+    Stopped,
     TrainingFault,
     UserError,
     found_by_all,
@@ -243,9 +244,9 @@ def run(main):
             if first == "LOCAL_RANK":  # torchrun would have ended us by now: this process alone has found it
                 _last_words(f"error: {_as_called(str(problem))}")
         _leave_now(problem.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as problem:
         _last_words("Interrumpido.")
-        _leave_now(EXIT_SIGNAL_BASE + signal.SIGINT)
+        _leave_now(EXIT_SIGNAL_BASE + (problem.number if isinstance(problem, Stopped) else signal.SIGINT))
     except BrokenPipeError:  # whoever read our output went away, as `| head` does
         _leave_now(EXIT_NO_READER)
     except OSError as problem:  # of Path.exists() and its kin: any path that was given may lead here

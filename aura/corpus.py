@@ -124,11 +124,13 @@ class Corpus:
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode("utf-8")).hexdigest()
 
     def changed(self) -> bool:
-        """Whether the files are no longer what they were when this corpus was opened."""
+        """Whether the files are no longer what they were when this corpus was opened: their sizes, or when they were
+        last written. A new link or permission, as a backup makes them, also moves the time of the last change."""
         if self.source["kind"] != "ficheros":
             return False
         now = _state_of([Path(file) for file in self.source["files"]])
-        return any(self.source[key] != value for key, value in now.items())
+        written, was = ([modified for modified, _ in state["modified_ns"]] for state in (now, self.source))
+        return now["bytes"] != self.source["bytes"] or written != was
 
     def documents(self) -> Iterator[str]:
         """Yield the documents as str, in the same order each time. Raises UserError for what cannot be read."""
@@ -425,8 +427,14 @@ def _text_splitter(lines):
 def _line_documents(lines, path, damage):
     parts = []
     for _, text, after in lines:
+        if sum(map(len, parts)) > DOCUMENT_BYTES_MAX:  # of a line that goes on: it ends at a space
+            whole = "".join(parts)
+            end = whole.rfind(" ") + 1 or len(whole)
+            if whole[:end].strip():
+                yield whole[:end], None
+            parts = [whole[end:]]
         parts.append(text.rstrip("\n"))
-        if text.endswith("\n") or sum(map(len, parts)) > DOCUMENT_BYTES_MAX:
+        if text.endswith("\n"):
             if any(part.strip() for part in parts):
                 yield "".join(parts), after
             parts = []

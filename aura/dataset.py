@@ -37,7 +37,8 @@ from aura.files import (
     write_json,
 )
 from aura.shards import ShardWriter, verify_shard
-from aura.words import counted, duration, first_of
+from aura.signals import leaving_at_signals
+from aura.words import amount, counted, duration, first_of
 
 FORMAT = 1
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
@@ -45,6 +46,7 @@ BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
 # As others call, without its endings, a text that is not for training, or its folder: val, wiki.valid, test_data,
 # validation-00000.
 HELD_OUT = re.compile(r"(.*[-_.])?(val|valid|validation|validaci[oó]n|test|dev)([-_.]?\d+|[-_.]data)?")
+TOKEN_BYTES = 8  # more than a token has in any text, on average
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
 VALIDATION_BYTES = 5_000_000  # what validation needs at most, between 0.1 % and 5 % of the corpus
@@ -225,21 +227,25 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     started = time.monotonic()
     try:
         with building(final) as partial:
-            threshold = validation_threshold(corpus, val_fraction)
+            threshold = validation_threshold(corpus, val_fraction, max_tokens)
             if tokenizer is None:
                 note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
-                tokenizer = tokenizers.train(_sample(corpus, threshold), vocab_size, note,
+                tokenizer = tokenizers.train(_sample(corpus, threshold, max_tokens, note), vocab_size, note,
                                              f"el corpus {corpus.name!r}")
             accept(tokenizer)
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
                      "normaliza, o tiene piezas añadidas que no se descodifican).")
-            meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note)
+            with leaving_at_signals():
+                meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note)
             meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
                      "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
             if corpus.changed():
                 raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
                                 "nadie escriba en él")
+            if made := _intact(final, options, corpus, note):
+                note(f"Otra ejecución ha preparado entretanto los mismos datos en {final}: se usan esos.")
+                return made
             write_json(partial / "dataset.json", meta)
             with unused(final):
                 put_in_place(partial, final)
@@ -342,12 +348,17 @@ def document_share(document):
     return int.from_bytes(hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest(), "big") / 2**64
 
 
-def validation_threshold(corpus, fraction):
+def _reach(size, max_tokens):
+    """About how many bytes of a corpus of `size` are read at most: of one far larger than max_tokens the beginning."""
+    return min(size, max(SMALL_CORPUS_BYTES, TOKEN_BYTES * max_tokens)) if size and max_tokens else size
+
+
+def validation_threshold(corpus, fraction, max_tokens=None):
     """Documents whose share lies below this go to validation. In a small corpus at least one document does, and at
-    least one does not."""
+    least one does not. max_tokens: as prepare() takes it."""
     size = corpus.total_bytes
     if fraction is None:
-        fraction = min(0.05, max(0.001, VALIDATION_BYTES / size)) if size else 0.002
+        fraction = min(0.05, max(0.001, VALIDATION_BYTES / _reach(size, max_tokens))) if size else 0.002
     if fraction == 0 or size is None or size > SMALL_CORPUS_BYTES:
         return fraction
     shares = sorted({document_share(document) for document in corpus.documents()})
@@ -361,13 +372,19 @@ def training_documents(corpus, threshold):
     return (document for document in corpus.documents() if document_share(document) >= threshold)
 
 
-def _sample(corpus, threshold):
-    """Training documents spread evenly over the corpus where its size is known; all, from the first on, where it is
-    not."""
-    size = corpus.text_bytes() or 0
+def _sample(corpus, threshold, max_tokens=None, note=print):
+    """Training documents spread evenly over what will be read of the corpus where its size is known; all, from the
+    first on, where it is not."""
+    size = _reach(corpus.text_bytes(), max_tokens)
     keep = min(1.0, tokenizers.SAMPLE_BYTES / size) if size else 1.0
-    accumulated = 1.0
+    accumulated, read, told = 1.0, 0, time.monotonic()
     for document in training_documents(corpus, threshold):
+        if max_tokens and size and read > size:
+            return
+        read += len(document)
+        if time.monotonic() - told > LINE_SECONDS:
+            told = time.monotonic()
+            note(f"Texto leído para el tokenizador: {amount(read)}" + (f" de {amount(size)}" if size else ""))
         accumulated += keep
         if accumulated >= 1:
             accumulated -= 1

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import signal
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2
@@ -32,6 +33,14 @@ class OutOfMemory(TrainingFault):
 
 class PeerLost(TrainingFault):
     """Another process is gone, or has said why it stops."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal, whose `number` it has, ends this process where there is nothing to save yet."""
+
+    def __init__(self, number):
+        super().__init__(f"recibió {signal.Signals(number).name}")
+        self.number = number
 
 
 def agreed(kind, text):

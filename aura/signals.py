@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from aura.errors import EXIT_SIGNAL_BASE
+from aura.errors import EXIT_SIGNAL_BASE, Stopped
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
@@ -104,6 +104,23 @@ def orderly_stop(tells=lambda: False):
         writer.close()
         listener.join()
         reader.close()
+
+
+@contextlib.contextmanager
+def leaving_at_signals():
+    """A block that SIGTERM, SIGUSR1 and SIGHUP leave by Stopped, as Ctrl+C leaves it by KeyboardInterrupt, so that what
+    it was making is removed. It must not stay in C++ for long, where no handler runs. For the main thread."""
+
+    def leave(number, _frame):
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, leave) for number in ORDERLY
+              if number != signal.SIGINT and not ignored(number)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def die_with_parent(number, parent):

@@ -34,6 +34,18 @@ def test_long_lines_without_blanks_are_one_document_each(tmp_path):
     assert documents(write(tmp_path / "d.txt", "\n".join(lines))) == lines
 
 
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_document_of_several_megabytes_is_cut_between_words(tmp_path, end):
+    lines = [f"Documento {number}: " + "texto " * 60 for number in range(9)]
+    long = "palabras " * 300_000
+    found = documents(write(tmp_path / "d.txt", "\n".join([*lines, long, "otra " * 80 + "acaba"]) + end))
+    assert found[:9] == lines and found[-1] == "otra " * 80 + "acaba" and "".join(found[9:-1]) == long
+    assert all(document.endswith("palabras ") for document in found[9:-1]) and len(found) == 13
+    tail = documents(write(tmp_path / "e.txt", "\n".join([*lines, long + "acaba"]) + end))[-1]
+    assert tail.endswith("palabras acaba")
+    assert "".join(documents(write(tmp_path / "f.txt", "\n".join([*lines, "漢" * 10**6])))[9:]) == "漢" * 10**6
+
+
 def test_a_text_without_newlines_is_read_in_pieces_that_join(tmp_path):
     text = "añil " * 500_000
     found = documents(write(tmp_path / "d.txt", text))
@@ -417,7 +429,9 @@ def test_a_digest_tells_texts_from_records(tmp_path):
 
 def test_a_text_as_long_as_before_has_changed_too(tmp_path):
     opened = corpus.open_corpus(str(write(tmp_path / "a.txt", "hola")))
-    assert not opened.changed()
+    os.link(tmp_path / "a.txt", tmp_path / "copia")  # as backups do
+    os.chmod(tmp_path / "a.txt", 0o600)
+    assert not opened.changed() and corpus.open_corpus(str(tmp_path / "a.txt")).source != opened.source
     write(tmp_path / "a.txt", "sola")
     os.utime(tmp_path / "a.txt", ns=(1, 1))  # a file system may count time in ticks
     assert opened.changed()

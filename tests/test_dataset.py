@@ -302,6 +302,20 @@ def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path)
     assert [path.name for path in (tmp_path / "Data").iterdir()] == ["grande"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_preparing_leaves_nothing(tmp_path, number):
+    big = tmp_path / "grande.txt"
+    big.write_text(corpus_text(600), encoding="utf-8")
+    command = [ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", big, "--vocab-size", 400]
+    with Process(command, tmp_path) as process:
+        process.wait_for("Entrenando el tokenizador")
+        while not list((tmp_path / "Data").glob(".grande.*/train-00000.bin")) and process.child.poll() is None:
+            pass
+        process.child.send_signal(number)
+        code, output = process.finish()
+        assert code == 128 + number and output.endswith("Interrumpido.\n") and not list((tmp_path / "Data").iterdir())
+
+
 def test_what_a_killed_replacement_left_goes_also_where_nothing_is_prepared_anew(book, tmp_path, monkeypatch):
     prepare(book, tmp_path / "Data", vocab_size=380)
 
@@ -362,6 +376,38 @@ def test_the_tokenizer_learns_from_nothing_that_is_held_out(book, tmp_path, monk
     opened = corpus.open_corpus(str(book))
     threshold = dataset.validation_threshold(opened, 0.2)
     assert seen == [text for text in opened.documents() if dataset.document_share(text) >= threshold]
+
+
+def test_of_a_far_larger_corpus_what_is_read_counts_for_sample_and_validation(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "SMALL_CORPUS_BYTES", 10_000)
+    monkeypatch.setattr(dataset, "LINE_SECONDS", 0)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{number:03} " + "palabra " * 50}) + "\n" for number in range(200)))
+    opened, said = corpus.open_corpus(str(path)), []
+    assert dataset.validation_threshold(opened, None, 100) == 0.05 and dataset.validation_threshold(opened, 0.2) == 0.2
+    monkeypatch.setattr(dataset, "VALIDATION_BYTES", 1000)
+    whole = len(path.read_bytes())
+    for tokens, size in ((None, whole), (10**9, whole), (2000, 16_000), (1, 10_000)):
+        assert dataset.validation_threshold(opened, None, tokens) == pytest.approx(min(0.05, 1000 / size))
+        seen = list(dataset._sample(opened, 0.0, tokens, said.append))
+        assert abs(sum(map(len, seen)) - size) < 3000 and seen[0].startswith("000")
+    assert said[0] == f"Texto leído para el tokenizador: 0 kB de {whole / 1000:.0f} kB"
+
+
+def test_two_who_prepare_the_same_use_what_the_first_has_made(book, tmp_path, monkeypatch):
+    real, said, first = dataset._encode, [], []
+
+    def encode(*words):
+        with monkeypatch.context() as patch:
+            patch.setattr(dataset, "_encode", real)
+            first.append(prepare(book, tmp_path / "Data"))
+        first[0].hold()
+        return real(*words)
+
+    monkeypatch.setattr(dataset, "_encode", encode)
+    found = prepare(book, tmp_path / "Data", note=said.append)
+    assert found.meta == first[0].meta and said[-1].startswith("Otra ejecución ha preparado entretanto los mismos")
+    assert [path.name for path in (tmp_path / "Data").iterdir()] == [found.directory.name]
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
