@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -312,6 +313,45 @@ def test_a_store_that_is_gone_is_asked_once(tmp_path, capsys):
         teller._beat()
     assert asked == ["heartbeat/1"] and heartbeat.read(tmp_path)[0].number == 3
     assert capsys.readouterr().out.count("Broken pipe") == 1
+
+
+class Board(dict):
+    """A store without a network. To ask for what nobody has said is an error here, and a long wait in a real one."""
+
+    set = dict.__setitem__
+
+    def clone(self):
+        return self
+
+    def compare_set(self, key, _, value):
+        return self.setdefault(key, value.encode())
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def multi_get(self, keys):
+        return [self[key] for key in keys]
+
+
+def test_last_words_of_other_machines_are_waited_for_whatever_becomes_of_their_disks(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "FAREWELL_SECONDS", 60.0)
+    monkeypatch.setattr(heartbeat, "JOIN_SECONDS", 10.0)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / heartbeat.FOLDER).write_text("no es una carpeta")
+    common = {"world_size": 3, "store": Board(), "machines": ["a", "b", "b"]}
+    others = [heartbeat.beating(tmp_path / "there", Session(rank=rank, **common)) for rank in (1, 2)]
+    with heartbeat.beating(tmp_path, Session(**common)):
+        for count, other in enumerate(others, 2):
+            other.__enter__()
+            wait_until(lambda: len(heartbeat.read(tmp_path)) == count)  # noqa: B023
+        leaving = [threading.Timer(0.3, other.__exit__, (None, None, None)) for other in others]
+        for each in leaving:
+            each.start()
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 5.0 and [beat.ended for beat in heartbeat.read(tmp_path)] == ["completo"] * 3
+    for each in leaving:
+        each.join()
 
 
 def test_age_counts_from_when_it_was_heard(tmp_path):
