@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura import checkpoint, distributed, loop, optim, pretrain, start, sync, tokens
+from aura import checkpoint, diloco, distributed, loop, optim, pretrain, start, sync, tokens
 from aura.checkpointer import ORIGIN, Checkpointer
 from aura.cli import Parser, add_distributed
 from aura.distributed import Session
@@ -412,6 +412,19 @@ def test_an_own_file_that_cannot_be_written_is_said_and_no_more(tmp_path, capsys
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and all("[rango 1] Aviso: no se pudo guardar" in line for line in said)
     assert all("será desde los pesos acordados" in line for line in said)
+
+
+@pytest.mark.parametrize("size, every, form, taken", [(3, 8, diloco.FORMAT, True), (2, 8, diloco.FORMAT, False),
+                                                      (3, 9, diloco.FORMAT, False), (3, 8, 1, False)])
+def test_an_own_file_is_for_as_many_processes_and_steps_between_agreements(tmp_path, monkeypatch, size, every, form,
+                                                                           taken):
+    """What was under way would be read as other values than were sent."""
+    monkeypatch.setattr(diloco.DiLoCo, "_connect", lambda _: (None, None))
+    before, keeper = diloco.DiLoCo(Session(world_size=3), torch.nn.Linear(9, 9), 8), Checkpointer(tmp_path, Session())
+    keeper.save(5, {"sync": before.state()}, own=before.own_state())
+    monkeypatch.setattr(diloco, "FORMAT", form)
+    now = diloco.DiLoCo(Session(world_size=size), torch.nn.Linear(9, 9), every)
+    assert ("own" in keeper.load(setting=now.setting)) == taken
 
 
 def test_an_own_file_that_is_damaged_is_said_with_what_follows_from_it(tmp_path, capsys):
