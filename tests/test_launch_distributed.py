@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
 import select
@@ -436,6 +437,29 @@ def test_where_there_is_no_process_to_be_had_that_is_said(monkeypatch, capfd, pr
     assert said.startswith(f"{launch.MARK}1 error: no se pudo arrancar el script ({why}") and '"code": 2' in ended
 
 
+def test_a_stop_that_comes_before_the_script_is_there_is_handed_down(monkeypatch, capfd):
+    """The launcher sends one to a rank that begins once a stop was asked for."""
+    sent = []
+
+    def begin(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return SimpleNamespace(pid=0, stderr=io.BytesIO(), send_signal=sent.append, wait=lambda: 128 + signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in signals.ORDERLY}
+    monkeypatch.setattr(launch.subprocess, "Popen", begin)
+    monkeypatch.setattr(launch.os, "killpg", lambda *_: None)
+    monkeypatch.setattr(launch, "die_with_parent", lambda *_: lambda: None)
+    monkeypatch.setattr(launch, "SAVE_SECONDS", 0)
+    for name in (signals.LISTENED, "RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.setenv(name, "1")
+    try:
+        assert launch.run_rank(["work.py"]) == 128 + signal.SIGTERM and sent == [signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert '"code": 143' in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("code, left", [(3, True), (128 + signal.SIGTERM, False)])
 def test_who_stays_after_a_stop_leaves_when_another_has_failed(monkeypatch, code, left):
     """Nobody asked for one: torchrun stops those that are left, and waits."""
@@ -509,6 +533,22 @@ def test_what_a_restart_would_not_change_is_not_started_again(code, over):
     assert not group.over, "the other may say why"
     group.event(rank=0, code=code)
     assert group.over == over and len(ended) == over
+
+
+@pytest.mark.parametrize("handler, heard", [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_launch_under_nohup_outlives_its_terminal(monkeypatch, handler, heard):
+    group, found = launch.Launch(1, 0, False), []
+    monkeypatch.setattr(launch.console, "outlive", lambda: None)
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: SimpleNamespace(
+        stderr=io.BytesIO(), wait=lambda: found.append(signal.getsignal(signal.SIGHUP)) or 0))
+    before = {number: signal.getsignal(number) for number in signals.ORDERLY}
+    signal.signal(signal.SIGHUP, handler)
+    try:
+        assert group.run(["torchrun"], {}) == 0
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+    assert found == [group.pass_on if heard else signal.SIG_IGN]
 
 
 def test_how_a_launch_that_was_stopped_or_never_began_is_told(monkeypatch, capsys):
