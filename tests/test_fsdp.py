@@ -136,7 +136,11 @@ run("fsdp", shard=True)
 run("fsdp_again", "fsdp", shard=True)
 run("fsdp_as_ddp", "fsdp", shard=False)
 run("bf16_ddp", shard=False, precision="bf16")
+scatter, sent = sharding.SCATTER, set()
+sharding.SCATTER = lambda into, data, **options: (sent.add(data.dtype), scatter(into, data, **options))[1]
 run("bf16_fsdp", shard=True, precision="bf16", checkpointing=True)
+assert sent == {torch.float32}, sent
+sharding.SCATTER = scatter
 run("nan_fp16", shard=True, precision="fp16", spoil=(1, 8))
 run("nan_first", shard=True, spoil=(1, 2), freq=0)
 """
