@@ -77,14 +77,15 @@ class Checkpointer:
     state to host memory and a thread writes it while training goes on; a failure is raised by the next poll().
     last: path of the checkpoint this run has written or read last, in words when it lies on another rank's disk; None
     before. source: its (path, rank on whose disk it is). The same on all ranks: the others take it that rank 0 will
-    write what it is yet to write. loaded: last, as of when one was read.
+    write what it is yet to write. loaded: last, as of when one was read. left_to: the rank that saves for this one what
+    those that are left last agreed on, None before.
     """
 
     def __init__(self, directory, dist, keep=3, constants=None, *, names=None, keep_every=0, background=False):
         self.directory, self.dist, self.keep, self.keep_every = Path(directory), dist, keep, keep_every
         self.constants, self.names = constants or {}, names or Names()
         self.host = _HostCopy() if background else None
-        self.last = self.source = self.loaded = self.writer = self.failure = None
+        self.last = self.source = self.loaded = self.writer = self.failure = self.left_to = None
         self.own = self.directory / f"rank-{dist.rank:05d}"
         self.crowded = False  # an old one cannot be removed, and that has been said
 
@@ -262,6 +263,8 @@ class Checkpointer:
     def named(self):
         """The phrase that tells where to go on from, once nothing is being written any more."""
         self.settle()
+        if self.left_to is not None:
+            return f"lo último que se acordó lo guarda el rango {self.left_to}, que dice dónde"
         if not self.last:
             return "todavía no había ningún punto de control"
         path, holder = self.source

@@ -285,14 +285,12 @@ class Session:
         return 0 in self.failed or has_ended(self.first, ENDING_SECONDS if 0 in self.silent else 0)
 
     @property
-    def saves_alone(self):
-        """Whether this rank is one that saves now that others are lost: rank 0 or, where that is lost itself, the first
-        rank left on each machine, since without rank 0's store no machine knows whether the others are there."""
+    def saver(self):
+        """The rank that saves for this one now that others are lost: rank 0 or, where that is lost itself, the first
+        rank left on this machine, since without rank 0's store no machine knows whether the others are there."""
         gone = self.silent + self.failed
-        if 0 not in gone:
-            return self.main
-        return self.rank == next(rank for rank, machine in enumerate(self.machines)
-                                 if machine == self.machines[self.rank] and rank not in gone)
+        return 0 if 0 not in gone else next(rank for rank, machine in enumerate(self.machines)
+                                            if machine == self.machines[self.rank] and rank not in gone)
 
     def tells_of_signals(self):
         """Whether to say that a signal will be obeyed: one process of each machine does, as long as none is lost."""

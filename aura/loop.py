@@ -474,7 +474,9 @@ def _checkpoint_named(run, policy, checkpointer, dist, request):
 
 def _save_agreed(run, policy, checkpointer, dist):
     """Now that a rank is lost, save what those that are left last agreed on, where that is not the module itself."""
-    if run.sync.weights and dist.saves_alone:
+    if run.sync.weights and dist.rank != dist.saver:
+        checkpointer.left_to = dist.saver
+    elif run.sync.weights:
         with run.sync.agreed():
             checkpointer.save_alone(run.progress.step, run.state(policy))
 

@@ -542,7 +542,7 @@ def test_copies_of_one_virtual_machine_are_two_machines(tmp_path, monkeypatch):
 def test_who_saves_when_others_are_lost(gone, savers):
     ranks = [distributed.Session(rank=rank, world_size=4, machines=["a", "a", "b", "b"], silent=gone[:1],
                                  failed=gone[1:]) for rank in range(4) if rank not in gone]
-    assert [dist.rank for dist in ranks if dist.saves_alone] == savers
+    assert [dist.rank for dist in ranks if dist.rank == dist.saver] == savers
 
 
 def test_a_first_rank_has_left_when_it_said_so_or_is_gone_and_a_silent_one_has_a_moment_to_go(monkeypatch):

@@ -210,11 +210,18 @@ sys.exit(138 * (last and not again))
     shown = [cluster.shown(f"{job}_{task}") for task in (0, 1)]
     log = "".join(path.read_text() for path in tmp_path.glob("*.out"))
     assert [(task["JobState"], task["Restarts"]) for task in shown] == [("COMPLETED", "0"), ("COMPLETED", "1")], log
+    assert len(re.findall(r"Aviso: la señal llegó a los \d+ s de arrancar, y faltaban 1\d{4} s", log)) == 1, log
 
 
 def test_without_sbatch(tmp_path):
     done = subprocess.run([JOB], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=20)
     assert done.returncode == 2 and done.stderr.startswith("error: este fichero se envía con sbatch"), done.stderr
+
+
+def test_a_job_of_several_parts_is_refused(tmp_path):
+    done = subprocess.run([JOB], cwd=tmp_path, env=environment(SLURM_JOB_ID=7, SLURM_HET_SIZE=2), capture_output=True,
+                          text=True, timeout=20)
+    assert done.returncode == 2 and done.stderr.startswith("error: un trabajo en partes («:» en la orden)"), done.stderr
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
