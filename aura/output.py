@@ -149,12 +149,16 @@ def set_own_aside(args, description, note):
     beside, *vocabularies = companions(args, description)
     try:
         moved = set_aside([path, beside], path.parent)
-        for vocabulary in vocabularies:
-            if vocabulary.exists():
-                shutil.copy2(vocabulary, moved)
     except OSError as problem:
         raise UserError(f"--output {args.output!r}: no se puede mover el modelo anterior ({explain(problem)}); "
                         "corríjalo o indique otro --output") from problem
+    for vocabulary in filter(Path.exists, vocabularies):
+        try:
+            shutil.copy2(vocabulary, moved)
+        except OSError as problem:
+            raise UserError(f"--output {args.output!r}: el modelo anterior está ya en {moved}, pero su tokenizador, "
+                            f"{str(vocabulary)!r}, no se puede copiar ahí ({explain(problem)}): cópielo, y repita la "
+                            "orden") from problem
     note(f"El modelo anterior se ha movido a {moved}.")
 
 

@@ -542,6 +542,11 @@ def test_a_run_that_begins_anew_moves_its_folders_earlier_model_aside(model, tok
     assert told == [f"El modelo anterior se ha movido a {aside}."]
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == kept and len(kept) == 3
     output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(output.shutil, "copy2", lambda *_: os.stat("/no/hay"))
+        with pytest.raises(UserError, match=r"está ya en .*anterior-.*m.tokenizer.model', no se puede"):
+            output.set_own_aside(args, None, pytest.fail)
+    output.save_output(args, model.state_dict(), model.config, data, tokenizer, progress, None, "", {})
     monkeypatch.setattr(output, "set_aside", lambda *_: os.stat("/no/hay"))
     with pytest.raises(UserError, match="m.pth': no se puede mover el modelo anterior .*otro --output"):
         output.set_own_aside(args, None, pytest.fail)
