@@ -106,7 +106,8 @@ def require_all(peers, place, timeout):
     missing = sorted(set(range(place.world_size)) - peers.keys())
     if missing:
         raise UserError(f"han pasado {timeout:g} s y {placement.told('falta', missing)} de {place.world_size}: "
-                        f"compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE")
+                        f"compruebe que se lanzaron con el mismo MASTER_ADDR, MASTER_PORT y WORLD_SIZE, y que el "
+                        "cortafuegos de la máquina 0 les deja entrar")
 
 
 def require_same(peers):
