@@ -226,7 +226,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     _say_files(corpus, note)
     started = time.monotonic()
     try:
-        with building(final) as partial:
+        with leaving_at_signals(), building(final) as partial:
             threshold = validation_threshold(corpus, val_fraction, max_tokens)
             if tokenizer is None:
                 note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
@@ -236,8 +236,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
                      "normaliza, o tiene piezas añadidas que no se descodifican).")
-            with leaving_at_signals():
-                meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note)
+            meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note)
             meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
                      "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
             if corpus.changed():

@@ -27,7 +27,7 @@ from aura import (
 from aura import tokenizer as tokenizers
 from aura.checkpointer import collect
 from aura.errors import EXIT_OK, UserError
-from aura.signals import orderly_stop
+from aura.signals import leaving_it_to_main, orderly_stop
 from aura.words import counted
 
 SELDOM = 500  # steps without an end of an epoch, after which a model is validated all the same
@@ -47,7 +47,9 @@ def load_data(args, dist, config, begun=None):
     """The Dataset named by the arguments, on every machine; it is prepared first where it is missing. config: the
     model's; its vocabulary size is decided by the data. begun: an initial.Beginning, whose tokenizer they get, or
     None."""
-    return share.share_out(dist, dist.made_on_main(lambda: _find_or_prepare(args, dist, config, begun)), args.data_dir)
+    with leaving_it_to_main(dist):
+        found = dist.made_on_main(lambda: _find_or_prepare(args, dist, config, begun))
+    return share.share_out(dist, found, args.data_dir)
 
 
 def _find_or_prepare(args, dist, config, begun):

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from aura.errors import EXIT_SIGNAL_BASE, Stopped
+from aura.errors import EXIT_SIGNAL_BASE, Stopped, UserError
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
@@ -108,10 +108,14 @@ def orderly_stop(tells=lambda: False):
 
 @contextlib.contextmanager
 def leaving_at_signals():
-    """A block that SIGTERM, SIGUSR1 and SIGHUP leave by Stopped, as Ctrl+C leaves it by KeyboardInterrupt, so that what
-    it was making is removed. It must not stay in C++ for long, where no handler runs. For the main thread."""
+    """A block that prepares data, which SIGTERM and SIGHUP leave by Stopped, as Ctrl+C leaves it by KeyboardInterrupt,
+    so that what it was making is removed; SIGUSR1, of a scheduler whose time is up, by a UserError: who then began anew
+    would come as far again. For the main thread."""
 
     def leave(number, _frame):
+        if signal.Signals(number).name == "SIGUSR1":
+            raise UserError("recibida SIGUSR1, que avisa de que se acaba el tiempo, y los datos no están preparados: "
+                            "prepárelos antes con --prepare, o pida más tiempo")
         raise Stopped(number)
 
     before = {number: signal.signal(number, leave) for number in ORDERLY
@@ -121,6 +125,20 @@ def leaving_at_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def leaving_it_to_main(dist):
+    """A block in which all wait for rank 0 to prepare data: SIGUSR1, which that hears as well, ends nobody else."""
+    number = getattr(signal, "SIGUSR1", None)
+    waits = number and not dist.main and signal.getsignal(number) is signal.SIG_DFL
+    if waits:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if waits:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def die_with_parent(number, parent):

@@ -17,7 +17,7 @@ import pytest
 from aura import corpus, dataset, files, tokenizer
 from aura.errors import UserError
 from aura.shards import ShardWriter
-from tests.support import ROOT, Process, corpus_text
+from tests.support import ROOT, Process, corpus_text, ranks
 
 
 def prepare(path, data_dir, **options):
@@ -313,7 +313,26 @@ def test_a_signal_while_preparing_leaves_nothing(tmp_path, number):
             pass
         process.child.send_signal(number)
         code, output = process.finish()
-        assert code == 128 + number and output.endswith("Interrumpido.\n") and not list((tmp_path / "Data").iterdir())
+    assert not list(tmp_path.glob("Data/*"))
+    if number == signal.SIGUSR1:  # by whose code a job of Slurm's would begin anew, and come as far again
+        assert code == 2 and output.endswith("y los datos no están preparados: prepárelos antes con --prepare, o pida "
+                                             "más tiempo\n"), output
+    else:
+        assert code == 128 + number and output.endswith("Interrumpido.\n"), output
+
+
+def test_a_scheduler_whose_time_is_up_while_rank_0_prepares_ends_all_alike(tmp_path):
+    big = tmp_path / "grande.txt"
+    big.write_text(corpus_text(600), encoding="utf-8")
+    command = [ROOT / "train_gpt2_spanish.py", "--distributed", "--dataset-name", big, "--vocab-size", 400]
+    with ranks(command, [tmp_path] * 2) as processes:
+        processes[0].wait_for("Entrenando el tokenizador")
+        while not list((tmp_path / "Data").glob(".grande.*/train-00000.bin")) and processes[0].child.poll() is None:
+            pass
+        for process in reversed(processes):
+            process.child.send_signal(signal.SIGUSR1)
+        results = [process.finish() for process in processes]
+    assert [code for code, _ in results] == [2, 2] and "prepárelos antes con --prepare" in results[0][1], results
 
 
 def test_what_a_killed_replacement_left_goes_also_where_nothing_is_prepared_anew(book, tmp_path, monkeypatch):
