@@ -285,15 +285,24 @@ def test_a_whole_shard_of_other_data_is_found(book, tmp_path):
         found.verify()
 
 
+def preparing(folder, *words):
+    """(A text that takes a while to be prepared, the command that does it.)"""
+    big = folder / "grande.txt"
+    big.write_text(corpus_text(600), encoding="utf-8")
+    return big, [ROOT / "train_gpt2_spanish.py", *words, "--dataset-name", big, "--vocab-size", 400]
+
+
+def wait_for_tokens(process, folder):
+    process.wait_for("Entrenando el tokenizador")
+    while not list((folder / "Data").glob(".grande.*/train-00000.bin")) and process.child.poll() is None:
+        pass
+
+
 def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path):
     """Kill -9 a real preparation; the next one starts over and cleans up, even while the killed one is a zombie."""
-    big = tmp_path / "grande.txt"
-    big.write_text(corpus_text(600), encoding="utf-8")
-    command = [ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", big, "--vocab-size", 400]
+    big, command = preparing(tmp_path, "--prepare")
     with Process(command, tmp_path) as process:
-        process.wait_for("Entrenando el tokenizador")
-        while not list((tmp_path / "Data").glob(".grande.*/train-00000.bin")) and process.child.poll() is None:
-            pass
+        wait_for_tokens(process, tmp_path)
         os.killpg(process.child.pid, signal.SIGKILL)
         process.child.wait()
         assert dataset.latest(tmp_path / "Data") is None
@@ -304,13 +313,8 @@ def test_killed_while_preparing_leaves_nothing_that_is_taken_for_whole(tmp_path)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_while_preparing_leaves_nothing(tmp_path, number):
-    big = tmp_path / "grande.txt"
-    big.write_text(corpus_text(600), encoding="utf-8")
-    command = [ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", big, "--vocab-size", 400]
-    with Process(command, tmp_path) as process:
-        process.wait_for("Entrenando el tokenizador")
-        while not list((tmp_path / "Data").glob(".grande.*/train-00000.bin")) and process.child.poll() is None:
-            pass
+    with Process(preparing(tmp_path, "--prepare")[1], tmp_path) as process:
+        wait_for_tokens(process, tmp_path)
         process.child.send_signal(number)
         code, output = process.finish()
     assert not list(tmp_path.glob("Data/*"))
@@ -322,13 +326,8 @@ def test_a_signal_while_preparing_leaves_nothing(tmp_path, number):
 
 
 def test_a_scheduler_whose_time_is_up_while_rank_0_prepares_ends_all_alike(tmp_path):
-    big = tmp_path / "grande.txt"
-    big.write_text(corpus_text(600), encoding="utf-8")
-    command = [ROOT / "train_gpt2_spanish.py", "--distributed", "--dataset-name", big, "--vocab-size", 400]
-    with ranks(command, [tmp_path] * 2) as processes:
-        processes[0].wait_for("Entrenando el tokenizador")
-        while not list((tmp_path / "Data").glob(".grande.*/train-00000.bin")) and processes[0].child.poll() is None:
-            pass
+    with ranks(preparing(tmp_path, "--distributed")[1], [tmp_path] * 2) as processes:
+        wait_for_tokens(processes[0], tmp_path)
         for process in reversed(processes):
             process.child.send_signal(signal.SIGUSR1)
         results = [process.finish() for process in processes]
