@@ -2,7 +2,8 @@
 
     Data/quijote/train-00000.bin ...  val-00000.bin ...  tokenizer.model  dataset.json
 
-The folder is built beside its final name and renamed when whole, so nothing half-made is ever taken for whole.
+The folder is built beside its final name and renamed when whole, so nothing half-made is ever taken for whole. Every
+minute a note in it says how far it is: who begins the same again goes on from there.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import time
 import unicodedata
@@ -23,9 +25,10 @@ from aura import corpus as corpora
 from aura import formats
 from aura import tokenizer as tokenizers
 from aura.bar import tqdm
-from aura.errors import UserError
+from aura.errors import Stopped, UserError, first_line
 from aura.files import (
     MISSHAPEN,
+    UNFINISHED,
     building,
     explain,
     lock,
@@ -41,12 +44,14 @@ from aura.signals import leaving_at_signals
 from aura.words import amount, counted, duration, first_of
 
 FORMAT = 1
+SPLITS = ("train", "val")
 AGAIN = "prepare los datos de nuevo con --prepare y su --dataset-name"
 BATCH_CHARACTERS = 1 << 20  # text handed to all cores at once
 # As others call, without its endings, a text that is not for training, or its folder: val, wiki.valid, test_data,
 # validation-00000.
 HELD_OUT = re.compile(r"(.*[-_.])?(val|valid|validation|validaci[oó]n|test|dev)([-_.]?\d+|[-_.]data)?")
 TOKEN_BYTES = 8  # more than a token has in any text, on average
+KEEP_SECONDS = 60  # between two notes of how far a preparation has come, of which what is cut short is taken up
 LINE_SECONDS = 20  # between two progress lines where there is no terminal
 SMALL_CORPUS_BYTES = 32_000_000  # up to here every document is looked at twice so that validation is never empty
 VALIDATION_BYTES = 5_000_000  # what validation needs at most, between 0.1 % and 5 % of the corpus
@@ -204,7 +209,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     the documents kept for validation. threads: all cores by default. latest: make it count as prepared last even where
     it is there already. accept: is called with the Tokenizer before what is there is replaced, and may raise UserError.
     Raises UserError for bad input; the folder of an earlier preparation is then untouched. What it returns has been
-    read through; an earlier preparation that is damaged is made anew.
+    read through; an earlier preparation that is damaged is made anew, and one that was cut short is gone on with.
     """
     if corpus.source["kind"] == "hub":
         max_tokens = max_tokens or corpora.HUB_DEFAULT_TOKENS
@@ -224,10 +229,14 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     with unused(final):
         pass  # or it would be found out once all is prepared
     _say_files(corpus, note)
-    started = time.monotonic()
+    started, known = time.monotonic(), _known(options, corpus)
     try:
-        with leaving_at_signals(), building(final) as partial:
-            threshold = validation_threshold(corpus, val_fraction, max_tokens)
+        with _making(final, known, note) as partial:
+            if begun := _begun(partial, note):
+                threshold, tokenizer = begun["threshold"], begun["loaded"]
+                note(f"Se sigue desde los {begun['total']} tokens de {corpus.name!r} que ya estaban preparados.")
+            else:
+                threshold = validation_threshold(corpus, val_fraction, max_tokens)
             if tokenizer is None:
                 note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
                 tokenizer = tokenizers.train(_sample(corpus, threshold, max_tokens, note), vocab_size, note,
@@ -236,17 +245,20 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
                      "normaliza, o tiene piezas añadidas que no se descodifican).")
-            meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note)
+            meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note, known, begun)
             meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
                      "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
             if corpus.changed():
+                (partial / UNFINISHED).unlink(missing_ok=True)
                 raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
                                 "nadie escriba en él")
             if made := _intact(final, options, corpus, note):
                 note(f"Otra ejecución ha preparado entretanto los mismos datos en {final}: se usan esos.")
+                (partial / UNFINISHED).unlink(missing_ok=True)
                 return made
             write_json(partial / "dataset.json", meta)
             with unused(final):
+                (partial / UNFINISHED).unlink(missing_ok=True)
                 put_in_place(partial, final)
     except OSError as problem:
         raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)}); "
@@ -403,14 +415,73 @@ def batches(documents):
         yield batch
 
 
-def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
-    """Write shards and tokenizer into `directory`; returns the part of dataset.json that they determine."""
-    writers = {split: ShardWriter(directory, split, tokenizer.vocab_size) for split in ("train", "val")}
-    counts = {split: {"documents": 0, "bytes": 0, "tokens": 0} for split in writers}
-    total = 0
-    progress = _Progress(corpus, max_tokens, note)
+def _known(options, corpus):
+    """A hash over what two preparations must have in common for one to go on with what the other has done."""
+    return hashlib.sha256(json.dumps([FORMAT, options, corpus.source], sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _making(final, known, note):
+    """A block that makes the folder it is given, which is an earlier one's of the same known where that was cut short.
+    Cut short itself, it says what is left of it."""
+    def is_ours(folder):
+        try:
+            return json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))["known"] == known
+        except (OSError, *MISSHAPEN):
+            return True  # and no use to anybody else
+
+    with leaving_at_signals(), building(final, is_ours) as partial:
+        try:
+            yield partial
+        except BaseException as problem:
+            if (partial / UNFINISHED).exists():
+                note(f"Lo que ya está preparado queda en {partial}: la misma orden sigue desde ahí (si no la va a "
+                     "repetir, bórrelo).")
+            elif isinstance(problem, Stopped) and signal.Signals(problem.number).name == "SIGUSR1":
+                # By the code of a stop a job of Slurm's would come back, and get as far again.
+                raise UserError("recibida SIGUSR1, que avisa de que se acaba el tiempo, y apenas se había empezado a "
+                                "preparar los datos: prepárelos antes con --prepare, o pida más tiempo") from problem
+            raise
+
+
+def _begun(directory, note):
+    """What UNFINISHED in `directory` says, if it is there, with its "writers" and "loaded", the tokenizer; None, and an
+    empty folder, where that is damaged."""
+    if not (directory / UNFINISHED).exists():
+        return None
+    try:
+        begun = json.loads((directory / UNFINISHED).read_text(encoding="utf-8"))
+        begun["writers"] = {split: ShardWriter(directory, split, begun["vocab_size"]) for split in SPLITS}
+        for split, writer in begun["writers"].items():
+            writer.resume(begun["shards"][split])
+        return {**begun, "loaded": tokenizers.load(directory / begun["tokenizer"])}
+    except (OSError, UserError, *MISSHAPEN) as problem:
+        note(f"Aviso: lo que ya estaba preparado está dañado ({first_line(problem)}): se prepara desde el principio.")
+    for path in directory.iterdir():
+        path.unlink()
+    return None
+
+
+def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note, known, begun):
+    """Write shards and tokenizer into `directory`; returns the part of dataset.json that they determine. Every
+    KEEP_SECONDS it leaves there how far it is; begun: what _begun() has made of that."""
+    write_bytes(directory / tokenizer.file_name, tokenizer.model)
+    begun = begun or {"writers": {split: ShardWriter(directory, split, tokenizer.vocab_size) for split in SPLITS},
+                      "counts": {split: {"documents": 0, "bytes": 0, "tokens": 0} for split in SPLITS},
+                      "total": 0, "place": None, "first": ""}
+    writers, counts, total, place = (begun[name] for name in ("writers", "counts", "total", "place"))
+
+    def documents():
+        nonlocal place
+        for document, place in corpus.placed(begun["place"]):  # noqa: B007 (of the last document of each batch)
+            yield document
+
+    def first_damage():
+        return begun["first"] or corpus.damage.first
+
+    progress, kept = _Progress(corpus, max_tokens, note), time.monotonic()
     with progress.bar:
-        for batch in batches(corpus.documents()):
+        for batch in batches(documents()):
             for document, ids in zip(batch, tokenizer.encode_batch(batch, threads), strict=True):
                 ids.append(tokenizer.eos_id)
                 room = len(ids) if max_tokens is None else max(0, min(len(ids), max_tokens - total))
@@ -425,6 +496,12 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
             progress.advance(total)
             if max_tokens is not None and total >= max_tokens:
                 break
+            if time.monotonic() - kept > KEEP_SECONDS:
+                write_json(directory / UNFINISHED, {
+                    "known": known, "tokenizer": tokenizer.file_name, "vocab_size": tokenizer.vocab_size,
+                    "threshold": threshold, "place": place, "counts": counts, "total": total, "first": first_damage(),
+                    "shards": {split: writer.state() for split, writer in writers.items()}})
+                kept = time.monotonic()
     if not total:
         raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto; indique "
                         "otro")
@@ -432,14 +509,13 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note):
         raise UserError(f"del corpus {corpus.name!r} no queda texto con que entrenar: los {total} tokens leídos son de "
                         "validación; indique un --dataset-max-tokens mayor o una --val-fraction menor")
     shards = {split: writer.close() for split, writer in writers.items()}
-    write_bytes(directory / tokenizer.file_name, tokenizer.model)
     splits = {split: {**counts[split], "shards": shards[split]} for split in writers}
     digest = hashlib.sha256(tokenizer.sha256.encode())
     for shard in itertools.chain(*shards.values()):
         digest.update(shard["sha256"].encode())
     return {"tokenizer": {"file": tokenizer.file_name, "sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size},
             "splits": splits, "sha256": digest.hexdigest(),
-            "damage": {"lines": corpus.damage.lines, "bad": corpus.damage.bad, "first": corpus.damage.first}}
+            "damage": {"lines": corpus.damage.lines, "bad": corpus.damage.bad, "first": first_damage()}}
 
 
 class _Progress:
@@ -453,6 +529,7 @@ class _Progress:
         self.bar = tqdm(total=self.total, unit="tok" if self.by_tokens else "B", unit_scale=True, desc="Preparando",
                         disable=None, mininterval=1.0)
         self.started = self.told = time.monotonic()
+        self.begun = None  # where the first batch ended: what was prepared before has cost no time now
 
     def advance(self, tokens_written):
         """Show that `tokens_written` tokens are done."""
@@ -463,8 +540,10 @@ class _Progress:
         self.bar.set_postfix_str(f"{tokens_written / 1e6:.1f} M tokens", refresh=False)
         self.bar.update(position - self.bar.n)
         now = time.monotonic()
-        if self.bar.disable and now - self.told > LINE_SECONDS and position:
-            left = (now - self.started) * (self.total / position - 1)
+        if self.begun is None:
+            self.started, self.begun = now, position
+        if self.bar.disable and now - self.told > LINE_SECONDS and position > self.begun:
+            left = (now - self.started) * (self.total - position) / (position - self.begun)
             self.note(f"Preparando: {100 * position / self.total:.0f} %, {tokens_written / 1e6:.1f} M tokens, "
                       f"faltan {duration(left)}")
             self.told = now

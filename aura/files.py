@@ -17,7 +17,8 @@ from pathlib import Path
 from aura.errors import UserError
 
 ATTEMPTS = 20  # to take a name that others take at the same time
-PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; never read, removed by the next writer
+UNFINISHED = "unfinished.json"  # how far a folder that is being made has come; where it is, the folder may be taken up
+PARTIAL_SUFFIX = ".parcial"  # what an interrupted writer may leave behind; but for those, removed by the next writer
 IN_USE = ".en-uso"
 # What reading a file that holds other JSON than ours runs into: not JSON, of another shape, too deep.
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -117,18 +118,31 @@ def lock(path, shared=False):
 
 
 @contextlib.contextmanager
-def building(final):
+def building(final, is_ours=None):
     """A new folder beside `final` to make it in (see put_in_place), removed at the end where it is still there. As long
     as it is locked nobody takes it for abandoned, on whatever machine or in whatever container. Where `final` is a
-    link, that is beside what it leads to, perhaps on another disk."""
+    link, that is beside what it leads to, perhaps on another disk. is_ours: where it is given, a folder with a file
+    UNFINISHED stays, and the next block for `final` whose is_ours(folder) is true is given that, as it is."""
     final = Path(os.path.realpath(final))
-    partial, descriptor = _locked_partial(final)
+    partial, descriptor = is_ours and _unfinished(final, is_ours) or _locked_partial(final)
     try:
         yield partial
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not (is_ours and (partial / UNFINISHED).exists()):
+            shutil.rmtree(partial, ignore_errors=True)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _unfinished(final, is_ours):
+    """(folder, descriptor of its lock) of what a block of building() left to be taken up, or None."""
+    for mark in sorted(final.parent.glob(f".{glob.escape(final.name)}.*{PARTIAL_SUFFIX}/{UNFINISHED}")):
+        with contextlib.suppress(OSError):  # another process is at it, or there are no locks
+            descriptor = lock(mark.parent)
+            if is_ours(mark.parent):
+                return mark.parent, descriptor
+            os.close(descriptor)
+    return None
 
 
 def _locked_partial(final):
@@ -168,11 +182,11 @@ def put_in_place(partial, final):
 
 
 def remove_abandoned(directory, name=None):
-    """Remove the folders that killed processes were building in `directory`; `name`: only those to be called so. Where
-    there are no locks they stay."""
+    """Remove the folders that killed processes were building in `directory` and nobody can take up; `name`: only those
+    to be called so. Where there are no locks they stay."""
     for partial in Path(directory).glob(f".{'*' if name is None else glob.escape(name) + '.*'}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if partial.is_dir():
+            if partial.is_dir() and not (partial / UNFINISHED).exists():
                 descriptor = lock(partial)
                 shutil.rmtree(partial, ignore_errors=True)
                 os.close(descriptor)

@@ -88,6 +88,33 @@ class ShardWriter:
             if self._tokens == self.tokens_per_shard:
                 self._finish()
 
+    def state(self) -> dict:
+        """What resume() needs, JSON-able; what has been written so far is on the disk when this returns."""
+        if self._file is None:
+            return {"shards": self._shards, "tokens": 0, "crc32": 0}
+        _flush(self._file)
+        return {"shards": self._shards, "tokens": self._tokens, "crc32": self._crc}
+
+    def resume(self, state: dict) -> None:
+        """Go on where a writer of the same directory, prefix and vocabulary gave this state, whatever it wrote since.
+
+        Raises UserError when a file does not hold what it held then, OSError when one cannot be read.
+        """
+        for shard in state["shards"]:
+            if read_header(self.directory / shard["file"], self.vocab_size).crc32 != shard["crc32"]:
+                raise UserError(f"{self.directory / shard['file']} es de otros datos: vuelva a generarlo.")
+        self._shards = list(state["shards"])
+        if state["tokens"]:
+            self._open("r+b")
+            while missing := state["tokens"] - self._tokens:
+                data = self._file.read(min(missing, CHUNK_TOKENS) * self._dtype.itemsize)
+                if not data:
+                    break
+                self._count(np.frombuffer(data, self._dtype))
+            if (self._tokens, self._crc) != (state["tokens"], state["crc32"]):
+                raise UserError(f"{self._path} está dañado: no guarda los {state['tokens']} tokens que se escribieron.")
+            self._file.truncate()
+
     def close(self) -> list[dict]:
         """Finish the last shard; one {"file", "tokens", "crc32", "sha256", "bytes"} per shard, in order.
 
@@ -107,15 +134,18 @@ class ShardWriter:
         elif self._file is not None:
             self._file.close()
 
-    def _open(self) -> None:
+    def _open(self, mode: str = "wb") -> None:
         self._path = self.directory / f"{self.prefix}-{len(self._shards):05d}.bin"
-        self._file = open(self._path, "wb", buffering=2**20)  # noqa: SIM115 (open until _finish)
+        self._file = open(self._path, mode, buffering=2**20)  # noqa: SIM115 (open until _finish)
         self._file.write(bytes(HEADER_BYTES))
         self._tokens, self._crc, self._sha = 0, 0, hashlib.sha256()
 
     def _append(self, part: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(part).data.cast("B"))
+        self._count(part)
+
+    def _count(self, part: np.ndarray) -> None:
         data = np.ascontiguousarray(part).data.cast("B")
-        self._file.write(data)
         self._crc = zlib.crc32(data, self._crc)
         self._sha.update(data)
         self._tokens += part.size

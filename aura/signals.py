@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from aura.errors import EXIT_SIGNAL_BASE, Stopped, UserError
+from aura.errors import EXIT_SIGNAL_BASE, Stopped
 
 ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
 JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
@@ -108,14 +108,10 @@ def orderly_stop(tells=lambda: False):
 
 @contextlib.contextmanager
 def leaving_at_signals():
-    """A block that prepares data, which SIGTERM and SIGHUP leave by Stopped, as Ctrl+C leaves it by KeyboardInterrupt,
-    so that what it was making is removed; SIGUSR1, of a scheduler whose time is up, by a UserError: who then began anew
-    would come as far again. For the main thread."""
+    """A block that SIGTERM, SIGUSR1 and SIGHUP leave by Stopped, as Ctrl+C leaves it by KeyboardInterrupt, so that it
+    can put in order what it was making. For the main thread."""
 
     def leave(number, _frame):
-        if signal.Signals(number).name == "SIGUSR1":
-            raise UserError("recibida SIGUSR1, que avisa de que se acaba el tiempo, y los datos no están preparados: "
-                            "prepárelos antes con --prepare, o pida más tiempo")
         raise Stopped(number)
 
     before = {number: signal.signal(number, leave) for number in ORDERLY

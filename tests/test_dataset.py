@@ -17,7 +17,7 @@ import pytest
 from aura import corpus, dataset, files, tokenizer
 from aura.errors import UserError
 from aura.shards import ShardWriter
-from tests.support import ROOT, Process, corpus_text, ranks
+from tests.support import ROOT, Process, corpus_text, ranks, run
 
 
 def prepare(path, data_dir, **options):
@@ -319,8 +319,7 @@ def test_a_signal_while_preparing_leaves_nothing(tmp_path, number):
         code, output = process.finish()
     assert not list(tmp_path.glob("Data/*"))
     if number == signal.SIGUSR1:  # by whose code a job of Slurm's would begin anew, and come as far again
-        assert code == 2 and output.endswith("y los datos no están preparados: prepárelos antes con --prepare, o pida "
-                                             "más tiempo\n"), output
+        assert code == 2 and output.endswith("prepárelos antes con --prepare, o pida más tiempo\n"), output
     else:
         assert code == 128 + number and output.endswith("Interrumpido.\n"), output
 
@@ -332,6 +331,121 @@ def test_a_scheduler_whose_time_is_up_while_rank_0_prepares_ends_all_alike(tmp_p
             process.child.send_signal(signal.SIGUSR1)
         results = [process.finish() for process in processes]
     assert [code for code, _ in results] == [2, 2] and "prepárelos antes con --prepare" in results[0][1], results
+
+
+KILLED = """
+import os, runpy, sys
+from aura import dataset, shards
+dataset.BATCH_CHARACTERS = 8000
+shards.ShardWriter.__init__.__defaults__ = (4000,)
+at, number, real, sys.argv = int(sys.argv[1]), int(sys.argv[2]), dataset.batches, sys.argv[3:]
+
+def batches(documents):
+    for count, batch in enumerate(real(documents), 1):
+        if count == at:
+            os.kill(os.getpid(), number)
+        dataset.KEEP_SECONDS = 60 if count % 3 else -1  # what is written after a note may fill a shard and begin others
+        yield batch
+
+dataset.batches = batches
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("kind, cuts", [
+    ("jsonl.gz", [(9, signal.SIGKILL)]), ("muestra", [(9, signal.SIGKILL)]),
+    ("txt", [(9, signal.SIGKILL), (6, signal.SIGUSR1), (1, signal.SIGTERM), (5, signal.SIGINT)])])
+def test_a_preparation_that_was_cut_short_is_taken_up(tmp_path, kind, cuts):
+    """By kill -9, by a scheduler, by Ctrl+C, by SIGTERM, each further on: in the end every byte is as if it had not."""
+    name, most = "muestra", ["--dataset-max-tokens", "60000"]
+    if kind == "txt":
+        name, most = tmp_path / "a.txt", []
+        name.write_bytes(corpus_text(100).encode() + b"mal\xff\n" + corpus_text(200).encode())
+    elif kind == "jsonl.gz":
+        name, most = tmp_path / "a.jsonl.gz", []
+        records = [json.dumps({"text": text}) for text in corpus_text(150).split("\n\n")]
+        name.write_bytes(gzip.compress("\n".join([*records, "{mal", *records]).encode()))
+    words = [ROOT / "train_gpt2_spanish.py", "--prepare", "--dataset-name", name, "--vocab-size", 400, *most]
+
+    def made(folder, at=0, number=0):
+        folder.mkdir(exist_ok=True)
+        return run(["-c", KILLED, at, int(number), *words], folder)
+
+    code, output = made(tmp_path / "whole")
+    assert code == 0, output
+    for at, number in cuts:
+        code, output = made(tmp_path / "cut", at, number)
+        assert code == (-number if number == signal.SIGKILL else 128 + number), output
+        assert ("Se sigue desde los " in output) == ("Entrenando" not in output) == (number != signal.SIGKILL), output
+        (left,) = (tmp_path / "cut" / "Data").iterdir()
+        if number != signal.SIGKILL:
+            assert f"queda en {left}: la misma orden sigue desde ahí" in output, output
+    code, output = made(tmp_path / "cut")
+    assert code == 0 and "Se sigue desde los " in output, output
+    whole, cut = (dataset.latest(tmp_path / folder / "Data") for folder in ("whole", "cut"))
+    assert whole.meta["splits"] == cut.meta["splits"] and whole.sha256 == cut.sha256
+    assert whole.meta["damage"] == cut.meta["damage"] and whole.meta["damage"]["bad"] == (kind != "muestra")
+    assert len(whole.shards("train")) > 2 and list((tmp_path / "cut" / "Data").iterdir()) == [cut.directory]
+    cut.verify()
+
+
+def cut_short(name, data_dir):
+    """The folder that a preparation leaves whose disk is full after some batches."""
+    real = dataset.batches
+
+    def some(documents):
+        for number, batch in enumerate(real(documents)):
+            if number == 4:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "KEEP_SECONDS", -1)
+        patch.setattr(dataset, "BATCH_CHARACTERS", 5000)
+        patch.setattr(dataset, "batches", some)
+        with pytest.raises(UserError, match="no queda espacio"):
+            prepare(name, data_dir)
+    (left,) = data_dir.glob(".*")
+    return left
+
+
+def test_a_preparation_from_the_hub_is_taken_up(tmp_path, monkeypatch):
+    datasets, said = pytest.importorskip("datasets"), []
+    rows = [{"text": document} for document in corpus_text(60).split("\n\n")]
+    for number in range(3):
+        datasets.Dataset.from_list(rows[number::3]).to_parquet(str(tmp_path / "hub" / f"train-{number}.parquet"))
+    monkeypatch.setitem(corpus.HUB, "wikipedia", (str(tmp_path / "hub"), "default"))
+    monkeypatch.chdir(tmp_path)
+    cut_short("wikipedia", tmp_path / "Data")
+    found = prepare("wikipedia", tmp_path / "Data", note=said.append)
+    assert "Se sigue desde los" in said[0] and found.meta["splits"]["train"]["documents"] > 40
+    assert found.sha256 == prepare("wikipedia", tmp_path / "whole").sha256
+
+
+def test_what_was_cut_short_is_taken_up_by_its_own_order_alone_and_not_where_it_is_damaged(book, tmp_path):
+    whole, left = prepare(book, tmp_path / "whole"), cut_short(book, tmp_path / "Data")
+    other = prepare(book, tmp_path / "Data", vocab_size=380)
+    assert left.is_dir() and other.vocab_size == 380
+    said = []
+    assert prepare(book, tmp_path / "Data", note=said.append).sha256 == whole.sha256
+    assert "Se sigue desde los" in said[0] and not left.exists()
+    shutil.rmtree(tmp_path / "Data")
+
+    def flip(left):
+        with open(left / "train-00000.bin", "r+b") as file:
+            file.seek(100)
+            file.write(b"\xff")
+
+    for damage in (flip, lambda left: os.truncate(left / "train-00000.bin", 99),
+                   lambda left: (left / "train-00000.bin").unlink(),
+                   lambda left: (left / files.UNFINISHED).write_text("{"),
+                   lambda left: (left / "tokenizer.model").write_bytes(b"x")):
+        said = []
+        damage(cut_short(book, tmp_path / "Data"))
+        assert prepare(book, tmp_path / "Data", note=said.append).sha256 == whole.sha256
+        assert said[0].startswith("Aviso: lo que ya estaba preparado está dañado (") and "desde el principio" in said[0]
+        assert [path.name for path in (tmp_path / "Data").iterdir()] == ["libro"]
+        shutil.rmtree(tmp_path / "Data")
 
 
 def test_what_a_killed_replacement_left_goes_also_where_nothing_is_prepared_anew(book, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import resource
 import subprocess
@@ -146,6 +147,26 @@ def test_interrupted_shard_is_never_valid(tmp_path):
         raise RuntimeError
     with pytest.raises(UserError, match=r"train-00000\.bin está incompleto.*vuelva a generarlo"):
         read_header(tmp_path / "train-00000.bin")
+
+
+@pytest.mark.parametrize("before, since, after", [(0, 0, 5), (250, 0, 300), (250, 40, 1), (250, 500, 1), (300, 500, 7),
+                                                  (650, 10, 0)])
+def test_writing_goes_on_from_a_state_whatever_was_written_since(tmp_path, before, since, after):
+    writer, data = ShardWriter(tmp_path, "train", VOCAB, 300), np.arange(1000)
+    writer.write(data[:before])
+    state = json.loads(json.dumps(writer.state()))
+    writer.write(data[before:before + since] + 1)
+    if since:
+        writer.close()
+    again = ShardWriter(tmp_path, "train", VOCAB, 300)
+    again.resume(state)
+    again.write(data[before:before + after])
+    shards = again.close()
+    whole = ShardWriter(tmp_path / "whole", "train", VOCAB, 300)
+    whole.write(data[:before + after])
+    assert shards == whole.close()
+    for shard in shards:
+        assert (tmp_path / shard["file"]).read_bytes() == (tmp_path / "whole" / shard["file"]).read_bytes()
 
 
 def test_the_header_is_written_when_the_tokens_are_on_the_disk(tmp_path, monkeypatch):
