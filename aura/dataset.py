@@ -237,10 +237,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
                 note(f"Se sigue desde los {begun['total']} tokens de {corpus.name!r} que ya estaban preparados.")
             else:
                 threshold = validation_threshold(corpus, val_fraction, max_tokens)
-            if tokenizer is None:
-                note(f"Entrenando el tokenizador con {corpus.name!r} ({options['vocab_size']} piezas)...")
-                tokenizer = tokenizers.train(_sample(corpus, threshold, max_tokens, note), vocab_size, note,
-                                             f"el corpus {corpus.name!r}")
+                tokenizer = tokenizer or _train(corpus, threshold, vocab_size, max_tokens, note)
             accept(tokenizer)
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
@@ -248,18 +245,11 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
             meta = _encode(corpus, partial, tokenizer, threshold, max_tokens, threads, note, known, begun)
             meta |= {"format": FORMAT, "name": corpus.name, "prepared_at": _stamp(data_dir), "command": sys.argv,
                      "source": corpus.source, "source_sha256": corpus.digest(), "options": options}
-            if corpus.changed():
-                (partial / UNFINISHED).unlink(missing_ok=True)
-                raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando "
-                                "nadie escriba en él")
-            if made := _intact(final, options, corpus, note):
+            if made := not corpus.changed() and _intact(final, options, corpus, note):
                 note(f"Otra ejecución ha preparado entretanto los mismos datos en {final}: se usan esos.")
                 (partial / UNFINISHED).unlink(missing_ok=True)
                 return made
-            write_json(partial / "dataset.json", meta)
-            with unused(final):
-                (partial / UNFINISHED).unlink(missing_ok=True)
-                put_in_place(partial, final)
+            _put_in_place(partial, final, corpus, meta)
     except OSError as problem:
         raise UserError(f"--data-dir {str(data_dir)!r}: no se pueden guardar los datos ({explain(problem)}); "
                         "haga sitio, o indique otra carpeta") from problem
@@ -267,6 +257,24 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     dataset.verify()
     _summarise(dataset, time.monotonic() - started, note)
     return dataset
+
+
+def _train(corpus, threshold, vocab_size, max_tokens, note):
+    note(f"Entrenando el tokenizador con {corpus.name!r} ({vocab_size} piezas)...")
+    sample = _sample(corpus, threshold, max_tokens, note)
+    return tokenizers.train(sample, vocab_size, note, f"el corpus {corpus.name!r}")
+
+
+def _put_in_place(partial, final, corpus, meta):
+    """Make the folder `partial` the prepared one, unless the corpus is not what it was, or the one there is in use."""
+    if corpus.changed():
+        (partial / UNFINISHED).unlink(missing_ok=True)
+        raise UserError(f"el corpus {corpus.name!r} ha cambiado mientras se preparaba: repita la orden cuando nadie "
+                        "escriba en él")
+    write_json(partial / "dataset.json", meta)
+    with unused(final):
+        (partial / UNFINISHED).unlink(missing_ok=True)
+        put_in_place(partial, final)
 
 
 @contextlib.contextmanager
@@ -417,7 +425,8 @@ def batches(documents):
 
 def _known(options, corpus):
     """A hash over what two preparations must have in common for one to go on with what the other has done."""
-    return hashlib.sha256(json.dumps([FORMAT, options, corpus.source], sort_keys=True).encode()).hexdigest()
+    source = {**corpus.source, "modified_ns": [written for written, _ in corpus.source.get("modified_ns", ())]}
+    return hashlib.sha256(json.dumps([FORMAT, options, source], sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
