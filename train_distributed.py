@@ -12,6 +12,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 """
 
 import hashlib
+import json
 import os
 import shlex
 from dataclasses import replace
@@ -29,6 +30,7 @@ from aura import (
     pretrained,
     products,
     results,
+    resume,
     sharding,
     spans,
     squad,
@@ -36,7 +38,7 @@ from aura import (
     wordpiece,
 )
 from aura.errors import EXIT_OK, UserError, found_by_all
-from aura.files import require_writable_directory
+from aura.files import MISSHAPEN, require_writable_directory, set_aside
 from aura.models import bert
 from aura.signals import orderly_stop
 from aura.words import counted
@@ -114,6 +116,15 @@ def check_answers(args):
         raise UserError(f"--output {args.output!r} contiene un modelo, cuyas cifras y respuestas se perderían: indique "
                         "otra --output")
     require_writable_directory(args.output, "--output")
+    answered = [Path(args.output, name) for name in ("metrics.json", "predictions.json")]
+    try:
+        described = json.loads(answered[0].read_text(encoding="utf-8"))
+        model, dataset = described["model"], described["dataset"]
+    except (OSError, *MISSHAPEN):  # none of ours
+        return
+    if (model, dataset) != (args.model, args.dataset):
+        print(f"Las respuestas de {model} a {dataset} que había en {args.output} se han movido a "
+              f"{set_aside(answered, args.output)}.")
 
 
 def read_task(args, dist):
@@ -145,9 +156,10 @@ def read_task(args, dist):
     dist.print(f"Datos: {counted(len(train), 'pregunta')} para entrenar, en {counted(len(windows[0]), 'ventana')}, y "
                f"{len(validation)} para validar, en {len(windows[1])}; de {lengths.mean():.0f} tokens de media, "
                f"{lengths.max()} como mucho.{told}")
-    trained, validated = (windows[0].ids, windows[0].start), (windows[1].ids, windows[1].asked)
-    digests = (hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
-               for parts in (trained + validated, trained, validated))
+    # Figures compare where the right answers are the same as well: those of validation as they are compared, as text.
+    trained, ends = windows[0].ids.tobytes() + windows[0].start.tobytes(), windows[0].end.tobytes()
+    validated = windows[1].ids.tobytes() + json.dumps([each.answers for each in validation]).encode()
+    digests = (hashlib.sha256(part).hexdigest() for part in (trained + ends + validated, trained, validated))
     vocabulary = "".join(f"{piece}\n" for piece in tokenizer.vocab).encode()
     return finetune.Task(module.config, vocabulary, tokenizer.lowercase, tokenizer.strip_accents, tokenizer.pad_id,
                          Path(args.dataset).name, *digests, len(train), *windows, checksum, module, validation)
@@ -250,7 +262,8 @@ def train(args, dist, task, clock):
         finally:
             reporter.close()
         if not stopped:
-            stopped = finish(args, dist, task, run, evaluation, request, checkpointer)
+            learnt = resume.as_learnt(args, run, first, steps)
+            stopped = finish(learnt, dist, task, run, evaluation, request, checkpointer)
         path = finetune.record(args, dist, task, ready, answer_loss, reporter, evaluation.metrics, first=first,
                                stopped=stopped, request=request)
         if path:

@@ -360,7 +360,8 @@ def add_data(parser):
                             "hay, wikipedia, oscar, c4, spanish u otro del Hub, propietario/nombre; sin ella, lo "
                             "último que se preparó en --data-dir")
     group.add_argument("--dataset-max-tokens", type=number(int, low=1), metavar="N",
-                       help="al preparar, se detiene al llegar a N tokens (del Hub, 100 millones si no se indica)")
+                       help="al preparar, se detiene al llegar a N tokens, también contando los de validación, que son "
+                            "así menos (del Hub, 100 millones si no se indica)")
     group.add_argument("--data-dir", type=path, default="./Data", help="carpeta de los datos preparados")
     group.add_argument("--tokenizer", type=path, metavar="RUTA|NOMBRE",
                        help="modelo de SentencePiece o tokenizer.json, una carpeta con uno de ellos, o un nombre de "

@@ -86,6 +86,7 @@ class Run:
     average: Average
     sync: object
     progress: Progress = field(default_factory=Progress)
+    before: dict = field(default_factory=dict)  # the arguments in the checkpoint that it goes on from
 
     def state(self, policy):
         """The run as nested dicts of tensors, where they are, and plain values."""

@@ -229,7 +229,7 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
             args, dist, module, optimizer, precision, loader, checkpointer, loss_fn,
             torch.randint(data.vocab_size, (args.batch_size, args.seq_len + 1), device=dist.device),
             same_data=same_data)
-        run, steps = ready.run, ready.steps
+        run, steps, first = ready.run, ready.steps, ready.run.progress.step
         if not checkpointer.has_any():
             dist.run_on_main(lambda: output.set_own_aside(args, description, dist.print))
         reporter = report.Reporter(args.log_dir, dist.main, steps, config.flops_per_token(),
@@ -257,9 +257,10 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
                 return start.leave_stopped(args, dist, run.progress, stopped, checkpointer)
             with run.as_delivered():
                 weights = collect(module.state_dict(), dist)
+                learnt = resume.as_learnt(args, run, first, steps)
                 dist.run_on_main(lambda: output.save_output(
-                    args, weights, config, data, tokenizer, run.progress, description, checkpointer.named(),
-                    output.used(args, dist, precision, optimizer)))
+                    learnt, weights, config, data, tokenizer, run.progress, description, checkpointer.named(),
+                    output.used(learnt, dist, precision, optimizer)))
             dist.barrier()
             if dist.grouped:
                 dist.print_each("Todos los procesos completaron el entrenamiento")

@@ -1,5 +1,6 @@
 """Going on from a checkpoint: whether it is of this run, what of it is put back, what is said of what has changed."""
 
+import argparse
 import shlex
 import shutil
 from dataclasses import asdict
@@ -52,11 +53,20 @@ def restore(args, dist, checkpointer, run, strict=False):
         run.sync.origin = sync.name_run(dist)
     checkpointer.sign(run.sync.origin)
     progress, before = run.progress, state.get("arguments", {})
+    run.before = {**before, "seed": state["loader"]["seed"] if same_data else args.seed}
     if not same_data:
         progress.epoch_loss, progress.epoch_tokens, progress.owed = 0.0, 0, None
     if "lr" in before and before["lr"] != args.lr:
         progress.lr_scale = 1.0
     _say_resumed(args, dist, run, state, checkpointer.last, same_data)
+
+
+def as_learnt(args, run, first, steps):
+    """The arguments by which a run of so many steps that went on from step `first` has learnt: the seed that its data
+    began with, and, where no step was left to take, all of the checkpoint's, whatever is asked for now."""
+    names = {"seed"} if first < steps else {"seed", *RECIPE, "attention", "compile", "grad_checkpointing"}
+    return argparse.Namespace(**{name: run.before[name] if name in names and name in run.before else value
+                                 for name, value in vars(args).items()})
 
 
 def _keep_beginning(state, constants):

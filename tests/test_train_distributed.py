@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import signal
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -429,7 +430,9 @@ def test_questions_that_nobody_has_answered_are_asked_and_change_no_figure(runs,
     answered = [{**row, "answers": {"text": [e.answers[0][0]], "answer_start": [e.answers[0][1]]}}
                 for row, e in zip(rows, known, strict=True)]
     figures, digests = [], set()
-    for scored, asked in ((answered[:4], []), (answered[:4], rows[4:]), ([], rows), (answered, [])):
+    other = {"text": [known[0].answers[0][0], known[0].context[:9]], "answer_start": [known[0].answers[0][1], 0]}
+    for scored, asked in ((answered[:4], []), (answered[:4], rows[4:]), ([], rows), (answered, []),
+                          ([{**answered[0], "answers": other}, *answered[1:]], [])):
         (tmp_path / "mías.jsonl").write_text("\n".join(map(json.dumps, scored + asked)))
         monkeypatch.setattr("sys.argv", [str(SCRIPT), "--model", str(runs["one"][0] / "bert_squad"), "--dataset",
                                          "mías.jsonl", "--max-steps", "0", "--batch-size", "1"])
@@ -444,6 +447,31 @@ def test_questions_that_nobody_has_answered_are_asked_and_change_no_figure(runs,
         digests.add((metrics["dataset_sha256"], metrics["validation_sha256"]))
     assert figures[1] == [pytest.approx(figures[0][0]), *figures[0][1:]] and figures[2] == [None] * 3
     assert len(digests) == len(figures)  # of the same windows other figures
+    (tmp_path / "otras.jsonl").write_text((tmp_path / "mías.jsonl").read_text())
+    kept = (tmp_path / "respuestas" / "predictions.json").read_text()
+    monkeypatch.setattr("sys.argv", [word.replace("mías", "otras") for word in sys.argv])
+    assert script.main() == 0
+    (moved,) = (tmp_path / "respuestas").glob("anterior-*")
+    assert f"bert_squad a mías.jsonl que había en ./respuestas se han movido a {moved.relative_to(tmp_path)}" \
+        in capsys.readouterr().out
+    assert (moved / "predictions.json").read_text() == kept and (moved / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("part, same", [("train", [False, True, True]), ("dev", [False, False, True])])
+def test_where_the_right_answers_are_others_the_data_are_others(tmp_path, part, same):
+    """dev: the same windows. train: a checkpoint is gone on with though an answer ends elsewhere now."""
+    tasks = []
+    for number, text in enumerate(("Soria", "Soria desde 2019")):
+        for name in ("train", "dev"):
+            answers = {"text": [text if name == part else "Soria"], "answer_start": [12]}
+            row = {"id": name, "context": "Ana vive en Soria desde 2019.", "question": "¿Dónde?", "answers": answers}
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+            (tmp_path / str(number) / f"{name}.json").write_text(json.dumps([row]))
+        args = script.build_parser().parse_args(["--model", "random:tiny", "--dataset", str(tmp_path / str(number))])
+        tasks.append(script.read_task(args, Session()))
+    first, second = tasks
+    assert [getattr(first, name) == getattr(second, name)
+            for name in ("sha256", "validation_sha256", "train_sha256")] == same
 
 
 def test_the_next_step_is_told_in_the_end(runs):

@@ -42,8 +42,15 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
         code, text = run(command, tmp_path, fresh=True)
         assert code == 0 and text.startswith("Ana compró")
         assert run(command, tmp_path)[1].splitlines()[:-1] == text.splitlines()[:-1]
-    again = train(tmp_path, "--max-steps", 12)
+    described = (tmp_path / "gpt2_spanish.json").read_text(encoding="utf-8")
+    again = train(tmp_path, "--max-steps", 12, "--lr", 0.5, "--seed", 9, "--precision", "bf16")
     assert again[0] == 0 and "ya estaba completo" in again[1]
+    before, now = (json.loads(text)["arguments"] for text in (described, (tmp_path / "gpt2_spanish.json").read_text(
+        encoding="utf-8")))
+    assert all(now[name] == before[name] != asked for name, asked in (("lr", 0.5), ("seed", 9), ("precision", "bf16")))
+    further = train(tmp_path, "--max-steps", 13, "--lr", 1e-5, "--seed", 9)
+    now = json.loads((tmp_path / "gpt2_spanish.json").read_text(encoding="utf-8"))["arguments"]
+    assert further[0] == 0 and now["lr"] == 1e-5 and now["seed"] == before["seed"], further
 
 
 def test_a_job_that_comes_back_needs_no_more_the_checkpoint_it_began_from(book, tmp_path):
