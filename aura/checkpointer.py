@@ -435,8 +435,11 @@ def _run_of(path):
 
 
 def _keep_two(written):
-    """Remove all but `written` and the file beside it that was written last, as far as the clock knows."""
+    """Remove all but `written`, the last, and the file beside it that was written before it."""
     others = [path for path in found(written.parent) if path != written]
+    stamps = [path.lstat().st_mtime_ns for path in others]
+    last = max([written.lstat().st_mtime_ns, *(stamp + 1 for stamp in stamps)])  # also where the clock was set back
+    os.utime(written, ns=(last, last))
     for path in sorted(others, key=lambda path: path.lstat().st_mtime_ns, reverse=True)[1:]:
         path.unlink(missing_ok=True)
 

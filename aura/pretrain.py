@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def _find_or_prepare(args, dist, config, begun):
     if tokenizer is None and args.tokenizer:
         tokenizer = tokenizers.load(args.tokenizer)
     require_pieces(args, tokenizer)
-    text = corpus.open_corpus(name, max_tokens=args.dataset_max_tokens)
+    text = _open(name, args)
 
     def accept(tokenizer):
         if not args.prepare:
@@ -90,6 +91,18 @@ def _find_or_prepare(args, dist, config, begun):
         text, args.data_dir, vocab_size=args.vocab_size,
         tokenizer=tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)
+
+
+def _open(name, args):
+    try:
+        return corpus.open_corpus(name, max_tokens=args.dataset_max_tokens)
+    except UserError as problem:
+        last, gone = dataset.latest(args.data_dir), os.path.abspath(name)
+        files = last.meta["source"].get("files", ()) if last and not os.path.exists(name) else ()
+        if not any(file == gone or file.startswith(gone + os.sep) for file in files):
+            raise
+        raise UserError(f"{problem}; o quite --dataset-name: lo que se preparó con él sigue en "
+                        f"{str(last.directory)!r}, y se usará") from problem
 
 
 def require_pieces(args, tokenizer):

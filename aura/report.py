@@ -77,6 +77,8 @@ class Reporter:
             return
         try:
             self._begin_table(step, last, again)
+            if step and (self.log_dir / "events.log").exists():
+                self._note(step, "se reanuda aquí: lo anotado antes sobre pasos posteriores ya no cuenta")
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
 
             threading.excepthook = _without_tensorboard
@@ -214,12 +216,11 @@ class Reporter:
         """Tell of something out of the ordinary, on the console and in events.log."""
         if self.main:
             self.say(f"AVISO, paso {step}: {text}")
+            self._write(lambda: self._note(step, text))
 
-            def write():
-                with open(self.log_dir / "events.log", "a", encoding="utf-8") as file:
-                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} paso {step}: {text}\n")
-
-            self._write(write)
+    def _note(self, step, text):
+        with open(self.log_dir / "events.log", "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} paso {step}: {text}\n")
 
     def close(self):
         """Draw the curve and close what is open."""

@@ -98,7 +98,8 @@ def _say_resumed(args, dist, run, state, path, same_data):
     dist.print(f"Se reanuda en el paso {progress.step} desde {path}.")
     now = vars(args)
     shown = {name: ["sin indicar" if values[name] is None else values[name] for values in (now, before)]
-             for name in RECIPE if name in before and name in now and before[name] != now[name]}
+             for name in RECIPE if name in before and name in now and before[name] != now[name]
+             and not (name == "epochs" and now.get("max_steps"))}  # which decide nothing then
     changed = [f"--{name.replace('_', '-')} {is_now} (antes {was})" for name, (is_now, was) in shown.items()]
     if changed and "output_dir" not in now:  # else recall.arguments() has told
         dist.print(f"Se usan los valores indicados ahora, distintos de los de antes: {', '.join(changed)}.")

@@ -449,6 +449,11 @@ def test_of_its_own_files_a_rank_keeps_those_it_wrote_last(tmp_path):
         os.utime(checkpoint.path_of(tmp_path, step), (when, when))
     checkpointer._keep_two(checkpoint.path_of(tmp_path, 5))
     assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [5, 4]
+    for step, when in ((6, 2), (7, 1)):  # of a clock that is set back twice
+        checkpoint.path_of(tmp_path, step).touch()
+        os.utime(checkpoint.path_of(tmp_path, step), (when, when))
+        checkpointer._keep_two(checkpoint.path_of(tmp_path, step))
+        assert sorted(map(checkpoint.step_of, checkpoint.found(tmp_path))) == [step - 1, step]
 
 
 def test_of_two_of_one_step_the_one_written_last_is_the_newest(tmp_path):

@@ -186,6 +186,19 @@ def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
         reporter(tmp_path)
 
 
+def test_what_was_noted_of_a_past_that_is_undone_is_followed_by_where_the_run_goes_on(tmp_path):
+    log = reporter(tmp_path)
+    log.log(1, loss=2.0)
+    log.log(8, loss=1.0)
+    log.event(9, "se detiene el entrenamiento")
+    log.close()
+    again = report.Reporter(tmp_path, True, 10)
+    again.start(8)
+    again.close()
+    first, second = (tmp_path / "events.log").read_text(encoding="utf-8").splitlines()
+    assert first.endswith(" paso 9: se detiene el entrenamiento") and " paso 8: se reanuda aquí: " in second
+
+
 def test_a_row_that_a_killed_run_left_half_is_dropped(tmp_path):
     log = reporter(tmp_path)
     log.log(100, loss=1.0)

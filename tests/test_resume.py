@@ -198,17 +198,20 @@ def test_other_data_are_refused_where_that_is_asked_for(tmp_path):
 @pytest.mark.parametrize("dataset, lr, seed, told, untold", [
     ("libro", 1e-3, 1, ["multiplicada por 0.25"], ["distintos de los de antes", "--seed", "otros"]),
     ("libro", 2e-3, 2, ["--lr 0.002 (antes 0.001)", "el de --seed 1,"], ["multiplicada", "otros"]),
-    ("otro", 1e-3, 2, ["multiplicada por 0.25", "Los datos son otros (antes 'libro')"], ["--seed"])])
+    ("otro", 1e-3, 2, ["multiplicada por 0.25", "Los datos son otros (antes 'libro')", "--max-steps 9"],
+     ["--seed", "--epochs"])])
 def test_what_is_not_as_it_was_is_told_and_what_is_owed_to_other_data_is_not_paid(tmp_path, capsys, dataset, lr, seed,
                                                                                   told, untold):
     constants = {"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8)}
     keeper, run = Checkpointer(tmp_path, Session()), run_of_nothing()
     keeper.constants = {**constants, "dataset": {"name": "libro", "sha256": "libro"}}
     keeper.save(3, {**dict.fromkeys(resume.PARTS[:-1], {}), "loader": {"seed": 1},
-                    "arguments": {"lr": 1e-3, "seed": 1}})
+                    "arguments": {"lr": 1e-3, "seed": 1, "epochs": 3, "max_steps": None}})
     keeper.constants = {**constants, "dataset": {"name": "libro", "sha256": dataset}}  # a text that was written anew
     run.restore = lambda *_: setattr(run, "progress", loop.Progress(3, lr_scale=0.25, epoch_tokens=9, owed={"lr": 1}))
-    resume.restore(SimpleNamespace(resume="auto", lr=lr, seed=seed), Session(), keeper, run)
+    most = 9 if dataset == "otro" else None
+    args = SimpleNamespace(resume="auto", lr=lr, seed=seed, epochs=1 if most else 3, max_steps=most)
+    resume.restore(args, Session(), keeper, run)
     same, said = dataset == "libro", capsys.readouterr().out
     assert (run.progress.owed, run.progress.epoch_tokens) == (({"lr": 1}, 9) if same else (None, 0))
     assert run.progress.lr_scale == (0.25 if lr == 1e-3 else 1.0) and "Se reanuda en el paso 3 desde " in said

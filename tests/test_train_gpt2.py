@@ -51,6 +51,12 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
     further = train(tmp_path, "--max-steps", 13, "--lr", 1e-5, "--seed", 9)
     now = json.loads((tmp_path / "gpt2_spanish.json").read_text(encoding="utf-8"))["arguments"]
     assert further[0] == 0 and now["lr"] == 1e-5 and now["seed"] == before["seed"], further
+    gone = book.with_name("no está.txt")
+    book.rename(gone)
+    code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 14)
+    gone.rename(book)
+    assert code == 2 and "no existe; " in output and output.endswith(
+        f"; o quite --dataset-name: lo que se preparó con él sigue en 'Data/{book.stem}', y se usará\n"), output
 
 
 def test_a_job_that_comes_back_needs_no_more_the_checkpoint_it_began_from(book, tmp_path):
