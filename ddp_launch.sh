@@ -156,7 +156,7 @@ elif ! "${python}" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("to
 elif [[ ${node_rank} == 0 && -n ${port} ]]; then # the others come here: what is in their way is said before they do
     said=$(with_aura -c 'import sys; from aura import placement
 print(placement.port_problem(int(sys.argv[1]), "MASTER_PORT=") or "")
-print(placement.foreign_address(sys.argv[2], "MASTER_ADDR=") or "")' "${port}" "${addr}")
+print(placement.foreign_address(sys.argv[2], "MASTER_ADDR=", others=False) or "")' "${port}" "${addr}")
     { read -r problem && read -r warning; } <<<"${said}"
     [[ -z ${problem} ]] || bad "${problem}"
 fi

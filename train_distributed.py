@@ -286,7 +286,8 @@ def finish(args, dist, task, run, evaluation, request, checkpointer):
                             checkpointer.named())
     dist.print(f"Al final: {finetune.in_words(metrics)}. Modelo y predictions.json en {args.output}.")
     if best := evaluation.best:
-        dist.print(f"El mejor por pérdida de validación: {finetune.in_words(best)}; en {evaluation.folder}.")
+        since = f" desde el paso {evaluation.since}" if evaluation.since else ""
+        dist.print(f"El mejor por pérdida de validación{since}: {finetune.in_words(best)}; en {evaluation.folder}.")
     dist.print(f"Pruébelo: python train_distributed.py --model {shlex.quote(args.output)} --dataset mis_preguntas.json "
                "--max-steps 0")
     return 0

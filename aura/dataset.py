@@ -431,9 +431,11 @@ def _known(options, corpus):
 
 @contextlib.contextmanager
 def _making(final, known, note):
-    """A block that makes the folder it is given, which is an earlier one's of the same known where that was cut short.
-    Cut short itself, it says what is left of it."""
+    """A block that makes the folder it is given, which is that of an earlier one cut short where what _known() gives is
+    the same. Cut short itself, it says what is left of it."""
     def is_ours(folder):
+        if not os.access(folder / UNFINISHED, os.W_OK):  # another user's
+            return False
         try:
             return json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))["known"] == known
         except (OSError, *MISSHAPEN):

@@ -119,13 +119,14 @@ class Evaluation:
 
     first: the step that this run goes on from, None where none is taken: then no best model is looked for or kept. One
     that does not lead there, because it is of another run or of later steps, is moved aside. clock: the run's Clock.
+    since: the step from which on `best` is the best, as rank 0 knows it.
     """
 
     def __init__(self, args, dist, task, module, precision, first=None, clock=None):
         self.dist, self.task, self.module, self.precision, self.clock = dist, task, module, precision, clock
         self.rows = 4 * args.batch_size  # no gradients, no optimiser: larger batches than in training fit
         self.folder = None if first is None else Path(args.checkpoint_dir, "best")
-        self.metrics, self.answers = {}, {}
+        self.metrics, self.answers, self.since = {}, {}, 0
         self.best = dist.run_on_main(lambda: self._known(first)) if self.folder else None
 
     def _known(self, first):
@@ -149,6 +150,7 @@ class Evaluation:
             raise TrainingFault(f"no se pudo apartar {str(self.folder)!r}, el mejor modelo de antes: "
                                 f"{explain(problem)}; corríjalo y repita la misma orden") from problem
         self.dist.print(f"El mejor modelo de antes se ha movido a {moved}.")
+        self.since = first  # what the run had before it may have been better
         return None
 
     def __call__(self, request=None):

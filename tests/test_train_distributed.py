@@ -323,8 +323,9 @@ def test_the_best_of_other_questions_or_a_damaged_one_does_not_count(tmp_path):
         (tmp_path / "best").mkdir(exist_ok=True)
         described.write_text(text)
         before = len(list(tmp_path.glob("anterior-*/best/metrics.json")))
-        best = finetune.Evaluation(args, Session(), task, None, None, first, None).best
-        assert (best is not None) == counts == described.exists(), (text, first)
+        evaluation = finetune.Evaluation(args, Session(), task, None, None, first, None)
+        assert (evaluation.best is not None) == counts == described.exists(), (text, first)
+        assert evaluation.since == (0 if counts else first)
         assert len(list(tmp_path.glob("anterior-*/best/metrics.json"))) == before + (not counts), "nothing is lost"
 
 
