@@ -15,6 +15,7 @@ from aura import (
     loop,
     ops,
     output,
+    preparation,
     report,
     resume,
     sampling,
@@ -87,7 +88,7 @@ def _find_or_prepare(args, dist, config, begun):
             planned = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
             resume.require_same(args, dist, planned, tokenizer.model, begun and begun.checksum)
 
-    return dataset.prepare(
+    return preparation.prepare(
         text, args.data_dir, vocab_size=args.vocab_size,
         tokenizer=tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from aura import dataset
+from aura import preparation
 from aura import tokenizer as tokenizers
 from aura.corpus import Corpus
 from aura.errors import UserError, agreed
@@ -74,7 +74,7 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
     Raises UserError for what cannot be read or written.
     """
     def on_main():
-        threshold = float(dataset.validation_threshold(corpus, val_fraction))
+        threshold = float(preparation.validation_threshold(corpus, val_fraction))
         kept = Path(data_dir) / f"{corpus.name}.{vocab_size}.{corpus.fingerprint()[:12]}.tokenizer.model"
         try:
             if tokenizer_path:
@@ -87,7 +87,7 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
             else:
                 require_writable_directory(data_dir, "--data-dir")
                 dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")
-                tokenizer = tokenizers.train(dataset.training_documents(corpus, threshold), vocab_size, dist.print,
+                tokenizer = tokenizers.train(preparation.training_documents(corpus, threshold), vocab_size, dist.print,
                                              f"el corpus {corpus.name!r}")
                 write_bytes(kept, tokenizer.model)
         except OSError as problem:
@@ -387,12 +387,12 @@ class _Reader:
             before = place
             for document, after in share.corpus.placed(place, share.rank, share.world_size):
                 self._heed()
-                if dataset.document_share(document) >= share.val_fraction:
+                if preparation.document_share(document) >= share.val_fraction:
                     places.append(before)
                     yield document
                 before = after
 
-        for batch in dataset.batches(training()):
+        for batch in preparation.batches(training()):
             for ids in share.tokenizer.encode_batch(batch, share.threads):
                 yield places.popleft(), np.array([*ids, share.tokenizer.eos_id], dtype=np.int32)
 
@@ -421,7 +421,7 @@ def held_out(corpus: Corpus, tokenizer, seq_len: int, *, dist, val_fraction: flo
 def _held_out_windows(corpus, tokenizer, seq_len, val_fraction, limit, documents):
     tokens = []
     for document, _ in itertools.islice(corpus.placed(), documents):
-        if dataset.document_share(document) < val_fraction:
+        if preparation.document_share(document) < val_fraction:
             tokens += [*tokenizer.encode(document), tokenizer.eos_id]
         if len(tokens) > limit * seq_len:
             break

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aura import corpus, dataset
+from aura import corpus, preparation
 from aura.errors import UserError
 
 
@@ -394,7 +394,7 @@ def test_the_sample_goes_on_from_a_place(monkeypatch):
 def test_the_longest_file_name_there_can_be_makes_a_folder(tmp_path, name):
     path = tmp_path / f"{name}.txt"
     path.write_text("hola, qué tal\n")
-    found = dataset.prepare(corpus.open_corpus(str(path)), tmp_path / "Data", vocab_size=400, note=lambda _: None)
+    found = preparation.prepare(corpus.open_corpus(str(path)), tmp_path / "Data", vocab_size=400, note=lambda _: None)
     assert name.startswith(found.directory.name) and len(found.directory.name.encode()) == 180
 
 

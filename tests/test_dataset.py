@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aura import corpus, dataset, files, tokenizer
+from aura import corpus, dataset, files, preparation, tokenizer
 from aura.errors import UserError
 from aura.shards import ShardWriter
 from tests.support import ROOT, Process, corpus_text, ranks, run
@@ -22,7 +22,7 @@ from tests.support import ROOT, Process, corpus_text, ranks, run
 
 def prepare(path, data_dir, **options):
     options = {"vocab_size": 400, "note": lambda _: None, **options}
-    return dataset.prepare(corpus.open_corpus(str(path)), data_dir, **options)
+    return preparation.prepare(corpus.open_corpus(str(path)), data_dir, **options)
 
 
 def read_tokens(found, split):
@@ -106,13 +106,13 @@ def test_data_that_a_training_reads_are_not_replaced(book, tmp_path):
 
 
 def test_data_that_a_training_began_to_read_meanwhile_are_not_replaced(book, tmp_path, monkeypatch):
-    first, real = prepare(book, tmp_path / "Data"), dataset._encode
+    first, real = prepare(book, tmp_path / "Data"), preparation._encode
 
     def encode(*words):
         first.hold()
         return real(*words)
 
-    monkeypatch.setattr(dataset, "_encode", encode)
+    monkeypatch.setattr(preparation, "_encode", encode)
     with pytest.raises(UserError, match="está entrenando con los datos de"):
         prepare(book, tmp_path / "Data", vocab_size=380)
     assert dataset.read(first.directory).sha256 == first.sha256
@@ -141,14 +141,14 @@ def test_max_tokens_is_exact(book, tmp_path):
 @pytest.mark.parametrize("most, total", [(None, 4000), (500, 1000), (100_000, 4000)])
 def test_how_much_of_the_text_is_left_to_prepare_is_told_by_what_will_be_read(most, total):
     source = SimpleNamespace(total_bytes=4000, source={"kind": "ficheros"}, progress=200)
-    progress = dataset._Progress(source, most, print)
+    progress = preparation._Progress(source, most, print)
     progress.advance(100)
     assert progress.total == progress.bar.total == total
     progress.bar.close()
 
 
 def test_text_that_ends_before_any_of_it_is_for_training_names_the_way_out(tmp_path):
-    first = next(text for text in map(str, range(100)) if dataset.document_share(text) < 0.5)
+    first = next(text for text in map(str, range(100)) if preparation.document_share(text) < 0.5)
     source = tmp_path / "libro.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in (first, "de otros", "y más")))
     with pytest.raises(UserError, match="los 2 tokens leídos son de validación; indique un --dataset-max-tokens mayor"):
@@ -202,17 +202,18 @@ def test_few_documents_still_leave_one_for_validation(tmp_path):
 @pytest.mark.parametrize("size, fraction, share", [(None, None, 0.002), (10**6, 0, 0), (10**8, None, 0.05),
                                                    (10**9, None, 0.005), (10**11, None, 0.001), (10**8, 0.3, 0.3)])
 def test_how_much_is_kept_for_validation_where_not_every_document_is_looked_at(size, fraction, share):
-    assert dataset.validation_threshold(SimpleNamespace(total_bytes=size), fraction) == pytest.approx(share)
+    assert preparation.validation_threshold(SimpleNamespace(total_bytes=size), fraction) == pytest.approx(share)
 
 
 def test_where_a_document_falls_never_changes():
     """Otherwise what one preparation keeps for validation, another would train on."""
-    assert dataset.document_share("adiós") == pytest.approx(0.5392837754307496, abs=1e-15)
+    assert preparation.document_share("adiós") == pytest.approx(0.5392837754307496, abs=1e-15)
     few = SimpleNamespace(total_bytes=9, documents=lambda: iter(["a", "b", "c", "c", "hola"]))
     for fraction, wanted in ((None, "c"), (0.4, "ac"), (0.999, "abc")):
-        threshold = dataset.validation_threshold(few, fraction)
-        assert sorted(text for text in set(few.documents()) if dataset.document_share(text) < threshold) == [*wanted]
-        assert {*dataset.training_documents(few, threshold)} == {*few.documents()} - {*wanted}
+        threshold = preparation.validation_threshold(few, fraction)
+        held = sorted(text for text in set(few.documents()) if preparation.document_share(text) < threshold)
+        assert held == [*wanted]
+        assert {*preparation.training_documents(few, threshold)} == {*few.documents()} - {*wanted}
 
 
 @pytest.mark.parametrize("content", ["", " \n\n \n", "\0" * 5000, "\0\0\n" * 9])
@@ -335,19 +336,19 @@ def test_a_scheduler_whose_time_is_up_while_rank_0_prepares_ends_all_alike(tmp_p
 
 KILLED = """
 import os, runpy, sys
-from aura import dataset, shards
-dataset.BATCH_CHARACTERS = 8000
+from aura import preparation, shards
+preparation.BATCH_CHARACTERS = 8000
 shards.ShardWriter.__init__.__defaults__ = (4000,)
-at, number, real, sys.argv = int(sys.argv[1]), int(sys.argv[2]), dataset.batches, sys.argv[3:]
+at, number, real, sys.argv = int(sys.argv[1]), int(sys.argv[2]), preparation.batches, sys.argv[3:]
 
 def batches(documents):
     for count, batch in enumerate(real(documents), 1):
         if count == at:
             os.kill(os.getpid(), number)
-        dataset.KEEP_SECONDS = 60 if count % 3 else -1  # what is written after a note may fill a shard and begin others
+        preparation.KEEP_SECONDS = 60 if count % 3 else -1  # what is written after a note may fill shards
         yield batch
 
-dataset.batches = batches
+preparation.batches = batches
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -391,7 +392,7 @@ def test_a_preparation_that_was_cut_short_is_taken_up(tmp_path, kind, cuts):
 
 def cut_short(name, data_dir):
     """The folder that a preparation leaves whose disk is full after some batches."""
-    real = dataset.batches
+    real = preparation.batches
 
     def some(documents):
         for number, batch in enumerate(real(documents)):
@@ -400,9 +401,9 @@ def cut_short(name, data_dir):
             yield batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "KEEP_SECONDS", -1)
-        patch.setattr(dataset, "BATCH_CHARACTERS", 5000)
-        patch.setattr(dataset, "batches", some)
+        patch.setattr(preparation, "KEEP_SECONDS", -1)
+        patch.setattr(preparation, "BATCH_CHARACTERS", 5000)
+        patch.setattr(preparation, "batches", some)
         with pytest.raises(UserError, match="no queda espacio"):
             prepare(name, data_dir)
     (left,) = data_dir.glob(".*")
@@ -493,68 +494,68 @@ def test_text_that_nobody_may_read_any_more_is_named(book, tmp_path, monkeypatch
 
 
 def test_the_tokenizer_learns_from_all_of_packed_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset.tokenizers, "SAMPLE_BYTES", 40_000)
+    monkeypatch.setattr(preparation.tokenizers, "SAMPLE_BYTES", 40_000)
     for number in range(10):
         with gzip.open(tmp_path / f"{number}.jsonl.gz", "wb") as file:
             for _ in range(100):
                 file.write(json.dumps({"text": f"{number} " + "palabra " * 50}).encode() + b"\n")
-    seen = list(dataset._sample(corpus.open_corpus(str(tmp_path)), 0.0))
+    seen = list(preparation._sample(corpus.open_corpus(str(tmp_path)), 0.0))
     assert {text[0] for text in seen} == set("0123456789") and 50 < len(seen) < 200
 
 
 def test_the_tokenizer_learns_from_nothing_that_is_held_out(book, tmp_path, monkeypatch):
     """Or it would encode that in fewer tokens, and bits per byte would be too low."""
-    seen, real = [], dataset.tokenizers.train
-    monkeypatch.setattr(dataset.tokenizers, "train",
+    seen, real = [], preparation.tokenizers.train
+    monkeypatch.setattr(preparation.tokenizers, "train",
                         lambda texts, *words: real([seen.append(text) or text for text in texts], *words))
     found = prepare(book, tmp_path / "Data", val_fraction=0.2)
     assert len(seen) == found.meta["splits"]["train"]["documents"] < 60
     opened = corpus.open_corpus(str(book))
-    threshold = dataset.validation_threshold(opened, 0.2)
-    assert seen == [text for text in opened.documents() if dataset.document_share(text) >= threshold]
+    threshold = preparation.validation_threshold(opened, 0.2)
+    assert seen == [text for text in opened.documents() if preparation.document_share(text) >= threshold]
 
 
 def test_of_a_far_larger_corpus_what_is_read_counts_for_sample_and_validation(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "SMALL_CORPUS_BYTES", 10_000)
-    monkeypatch.setattr(dataset, "LINE_SECONDS", 0)
+    monkeypatch.setattr(preparation, "SMALL_CORPUS_BYTES", 10_000)
+    monkeypatch.setattr(preparation, "LINE_SECONDS", 0)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{number:03} " + "palabra " * 50}) + "\n" for number in range(200)))
     opened, said = corpus.open_corpus(str(path)), []
-    assert dataset.validation_threshold(opened, None, 100) == 0.05 and dataset.validation_threshold(opened, 0.2) == 0.2
-    monkeypatch.setattr(dataset, "VALIDATION_BYTES", 1000)
+    assert [preparation.validation_threshold(opened, *words) for words in ((None, 100), (0.2,))] == [0.05, 0.2]
+    monkeypatch.setattr(preparation, "VALIDATION_BYTES", 1000)
     whole = len(path.read_bytes())
     for tokens, size in ((None, whole), (10**9, whole), (2000, 16_000), (1, 10_000)):
-        assert dataset.validation_threshold(opened, None, tokens) == pytest.approx(min(0.05, 1000 / size))
-        seen = list(dataset._sample(opened, 0.0, tokens, said.append))
+        assert preparation.validation_threshold(opened, None, tokens) == pytest.approx(min(0.05, 1000 / size))
+        seen = list(preparation._sample(opened, 0.0, tokens, said.append))
         assert abs(sum(map(len, seen)) - size) < 3000 and seen[0].startswith("000")
     assert said[0] == f"Texto leído para el tokenizador: 0 kB de {whole / 1000:.0f} kB"
 
 
 def test_two_who_prepare_the_same_use_what_the_first_has_made(book, tmp_path, monkeypatch):
-    real, said, first = dataset._encode, [], []
+    real, said, first = preparation._encode, [], []
 
     def encode(*words):
         with monkeypatch.context() as patch:
-            patch.setattr(dataset, "_encode", real)
+            patch.setattr(preparation, "_encode", real)
             first.append(prepare(book, tmp_path / "Data"))
         first[0].hold()
         return real(*words)
 
-    monkeypatch.setattr(dataset, "_encode", encode)
+    monkeypatch.setattr(preparation, "_encode", encode)
     found = prepare(book, tmp_path / "Data", note=said.append)
     assert found.meta == first[0].meta and said[-1].startswith("Otra ejecución ha preparado entretanto los mismos")
     assert [path.name for path in (tmp_path / "Data").iterdir()] == [found.directory.name]
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
-    real = dataset._encode
+    real = preparation._encode
 
     def encode(*words):
         with open(book, "a", encoding="utf-8") as file:
             file.write("más")
         return real(*words)
 
-    monkeypatch.setattr(dataset, "_encode", encode)
+    monkeypatch.setattr(preparation, "_encode", encode)
     with pytest.raises(UserError, match="ha cambiado mientras"):
         prepare(book, tmp_path / "Data")
     assert dataset.prepared(tmp_path / "Data") == []
@@ -568,13 +569,13 @@ def test_what_was_killed_while_it_marked_the_last_one_leaves_nothing_for_ever(bo
 
 
 def test_a_preparation_that_another_is_replacing_is_one_line(book, tmp_path, monkeypatch):
-    real = dataset.put_in_place
+    real = preparation.put_in_place
 
     def put_in_place(partial, final):
         real(partial, final)
         final.rename(final.with_name(".libro.1.parcial"))  # as another does before it puts its own there
 
-    monkeypatch.setattr(dataset, "put_in_place", put_in_place)
+    monkeypatch.setattr(preparation, "put_in_place", put_in_place)
     with pytest.raises(UserError, match=r"libro.*no se puede leer .no existe.*prepare los datos de nuevo"):
         prepare(book, tmp_path / "Data")
 
@@ -609,7 +610,7 @@ def test_a_full_disk_and_a_closed_file_name_the_way_out(book, tmp_path, monkeypa
             raise OSError(number, "Refused")
         return refuse
 
-    monkeypatch.setattr(dataset, "write_json", refused(errno.ENOSPC))
+    monkeypatch.setattr(preparation, "write_json", refused(errno.ENOSPC))
     with pytest.raises(UserError, match="--data-dir '.*no queda espacio.*; haga sitio, o indique otra carpeta$"):
         prepare(book, tmp_path / "otra")
     monkeypatch.setattr(type(book), "read_bytes", refused(errno.EACCES))

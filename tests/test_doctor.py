@@ -14,7 +14,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import backend, corpus, dataset, diagnosis, distributed, doctor, facts, forecast, rendezvous, sources, verdict
+from aura import (
+    backend,
+    corpus,
+    diagnosis,
+    distributed,
+    doctor,
+    facts,
+    forecast,
+    preparation,
+    rendezvous,
+    sources,
+    verdict,
+)
 from aura.errors import UserError
 from tests.support import ROOT, Process, corpus_text, free_port, run
 
@@ -248,7 +260,7 @@ def data(tmp_path_factory):
     def prepare(name, text, **how):
         (folder / name).mkdir()
         (folder / name / "libro.txt").write_text(text, encoding="utf-8")
-        return dataset.prepare(corpus.open_corpus(str(folder / name / "libro.txt")), folder / name, **how, **quiet)
+        return preparation.prepare(corpus.open_corpus(str(folder / name / "libro.txt")), folder / name, **how, **quiet)
 
     first = prepare("a", corpus_text(20), vocab_size=300)
     prepare("b", corpus_text(21), tokenizer=first.load_tokenizer())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aura import corpus, dataset, stream, tokenizer
+from aura import corpus, preparation, stream, tokenizer
 from aura.distributed import Session
 from aura.errors import UserError
 from tests.hub import REVISION, Hub
@@ -127,7 +127,7 @@ def test_a_place_beyond_what_a_document_holds_by_now_is_in_those_after_it(folder
 @pytest.mark.parametrize("name", ["folder", "a.jsonl", "d.txt.gz", "muestra"])
 def test_a_resumed_stream_is_the_uninterrupted_one_from_any_step(folder, model, monkeypatch, name):
     monkeypatch.setattr(corpus, "SAMPLE_BYTES", 10_000)
-    monkeypatch.setattr(dataset, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
     path = {"folder": folder, "muestra": "muestra"}.get(name, folder / name)
     options = {"batch_size": 3, "grad_accum": 2, "shuffle_windows": 7}
     states, batches = [], []
@@ -149,7 +149,7 @@ def test_a_resumed_stream_is_the_uninterrupted_one_from_any_step(folder, model, 
 
 
 def test_resuming_tokenises_no_more_than_a_block_again(folder, model, monkeypatch):
-    monkeypatch.setattr(dataset, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
     with loader(folder, model) as streaming:
         while streaming.samples < 1500:
             streaming.next()
@@ -301,7 +301,7 @@ def test_too_little_text_for_one_rank_ends_all_of_them(tmp_path, model):
 
 
 def test_what_breaks_while_training_comes_out_of_next(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(dataset, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
     place = tmp_path / "textos"
     place.mkdir()
     (place / "a.txt").write_text(corpus_text(5))
@@ -333,7 +333,7 @@ def test_close_ends_the_thread_at_once(folder, model, monkeypatch, doing):
         return encode_batch(self, batch, threads)
 
     if doing == "tokenising":
-        monkeypatch.setattr(dataset, "BATCH_CHARACTERS", 500)
+        monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
         monkeypatch.setattr(tokenizer.Tokenizer, "encode_batch", slow)
         streaming.load_state_dict(streaming.state_dict())
         while not batches:
@@ -346,8 +346,8 @@ def test_close_ends_the_thread_at_once(folder, model, monkeypatch, doing):
 
 def test_validation_documents_are_kept_out_of_training(folder, model, tokens_of, capsys):
     documents = list(corpus.open_corpus(str(folder)).documents())
-    held = [text for text in documents if dataset.document_share(text) < 0.3]
-    kept = [text for text in documents if dataset.document_share(text) >= 0.3]
+    held = [text for text in documents if preparation.document_share(text) < 0.3]
+    kept = [text for text in documents if preparation.document_share(text) >= 0.3]
     assert held and kept
     with loader(folder, model, batch_size=1, val_fraction=0.3) as streaming:
         expected = windows_of(tokens_of(kept))
@@ -361,7 +361,7 @@ def test_validation_documents_are_kept_out_of_training(folder, model, tokens_of,
     assert rows(found()) == windows and found().dtype == torch.int64
     assert rows(found(limit=4)) == windows[:4]
     assert found(val_fraction=0.0) is None and "no hay una secuencia de validación" in capsys.readouterr().out
-    few = [text for text in documents[:9] if dataset.document_share(text) < 0.3]
+    few = [text for text in documents[:9] if preparation.document_share(text) < 0.3]
     assert rows(found(documents=9)) == windows_of(tokens_of(few))
 
 
@@ -400,7 +400,7 @@ def test_the_tokenizer_learns_from_nothing_that_is_held_out(folder, tmp_path, mo
     monkeypatch.setattr(tokenizer, "train", lambda texts, *words: real([seen.append(t) or t for t in texts], *words))
     opened = corpus.open_corpus(str(folder))
     stream.open_stream(opened, tmp_path / "Data", Session(), vocab_size=330, val_fraction=0.3)
-    training = [text for text in opened.documents() if dataset.document_share(text) >= 0.3]
+    training = [text for text in opened.documents() if preparation.document_share(text) >= 0.3]
     assert seen == training and 30 < len(training) < 60
 
 

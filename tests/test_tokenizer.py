@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import cgroup, corpus, dataset, hf_tokenizer
+from aura import cgroup, corpus, hf_tokenizer, preparation
 from aura import tokenizer as tokenizers
 from aura.errors import UserError
 from aura.tokenizer import from_bytes, load, same_pieces, train
@@ -312,7 +312,7 @@ def test_byte_fallback_counts_its_bytes(tokenizer, tmp_path):
 def test_data_are_prepared_with_it(tmp_path):
     path = byte_level(tmp_path)
     (tmp_path / "libro.txt").write_text(corpus_text(3), "utf-8")
-    made = dataset.prepare(corpus.open_corpus(str(tmp_path / "libro.txt")), tmp_path / "Data",
+    made = preparation.prepare(corpus.open_corpus(str(tmp_path / "libro.txt")), tmp_path / "Data",
                            tokenizer=load(path), note=lambda line: None)
     assert made.load_tokenizer().sha256 == load(path).sha256
     assert (made.directory / "tokenizer.json").is_file() and made.vocab_size == load(path).vocab_size
