@@ -132,11 +132,11 @@ def test_no_process_warns_of_a_bar_after_the_last_line(tmp_path):
     """Python 3.14 makes the locks of multiprocessing so."""
     (tmp_path / "fails.py").write_text("""import multiprocessing
 multiprocessing.set_start_method("forkserver")
-from aura import cli, dataset, report
+from aura import cli, preparation, report
 from aura.errors import UserError
 
 def main():
-    dataset.tqdm(total=2, disable=True)
+    preparation.tqdm(total=2, disable=True)
     report.tqdm.write("antes")
     raise UserError("el valor 7 no sirve; use 8")
 
