@@ -61,7 +61,7 @@ def main():
         raise UserError("--to hf '': no es el nombre de una carpeta")
     final = path_called(directory, f"--to hf {directory!r}", "indique otro nombre").resolve()
     replaced = require_free(final)
-    config, weights, tokenizer = output.read_output(args.checkpoint)
+    config, weights, tokenizer, _ = output.read_output(args.checkpoint)
     config = check(args.checkpoint, config, weights, tokenizer)
     require_writable_directory(final.parent, "--to hf")
     files = write_folder(final, config, weights, tokenizer)

@@ -48,7 +48,7 @@ def main():
 
 def _write(args):
     warn = functools.partial(print, file=sys.stderr)
-    config, weights, tokenizer = output.read_output(args.checkpoint)
+    config, weights, tokenizer, _ = output.read_output(args.checkpoint)
     config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
     models.require_pieces(tokenizer, config, f"--checkpoint {args.checkpoint!r}")
     model = models.build(config).to(backend.take_device(0, warn))

@@ -185,8 +185,8 @@ def make_loss(eos_id, document_attention):
 
     def loss(model, batch):
         inputs, targets = batch[:, :-1], batch[:, 1:]
-        bounds = document_bounds(inputs, eos_id) if document_attention else None
-        return model(inputs, targets, cu_seqlens=bounds), targets.numel()
+        bounds = {"cu_seqlens": document_bounds(inputs, eos_id)} if document_attention else {}
+        return model(inputs, targets, **bounds), targets.numel()
 
     return loss
 

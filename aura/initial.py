@@ -63,7 +63,7 @@ def _again(args, begun):
 
 def _read(args, note):
     named = f"{FLAG} {args.init_from!r}"
-    values, found, pieces = _opened(args, named, note)
+    values, found, pieces, _ = opened(args.init_from, FLAG, note, lambda files: _require_apart(args, files, named))
     config = models.described(values, found, named)
     if not isinstance(config, gpt.GPTConfig):
         raise UserError(f"{named}: es un HRM, y este programa entrena un GPT-2: indique otro modelo")
@@ -71,34 +71,46 @@ def _read(args, note):
     for name in sorted(found):
         checksum = zlib.crc32(found[name].contiguous().view(-1).view(torch.uint8).numpy(), checksum)
     new = pieces.vocab_size - config.vocab_size
-    if new > NEW_PIECES:
-        raise UserError(f"{named}: su tokenizador tiene {pieces.vocab_size} piezas y el modelo solo "
-                        f"{config.vocab_size}: no son del mismo modelo; indique otro")
-    found = {name: value.float() for name, value in found.items()}
-    found["wte.weight"] = _with_rows(found["wte.weight"], pieces.vocab_size)
-    config = replace(config, vocab_size=pieces.vocab_size)
+    config, found = with_pieces(config, found, pieces, named)
     rows = f" ({new} que no tenía)" * (new > 0) + f" (de {config.vocab_size - new}, las de su tokenizador)" * (new < 0)
     note(f"Se parte de {args.init_from}: {config.parameters() / 1e6:.2f} M parámetros, contexto {config.seq_len}, "
          f"vocabulario {config.vocab_size}{rows}.")
     return Beginning(config, checksum, found, pieces)
 
 
-def _opened(args, named, note):
-    """(configuration as a dict, {our name: tensor}, tokenizer) of the files that --init-from names."""
-    path = path_called(args.init_from, named)
+def opened(name, flag, note, prove=lambda files: None):
+    """(configuration as a dict, {our name: tensor}, tokenizer, output.learnt_from() it) of the model called `name`: one
+    of this project, or a GPT-2 that transformers or the Hub have.
+
+    flag: the argument that error messages name. prove(files): is called with the paths before they are read, and may
+    raise UserError, as this does for what is no such model or cannot be read.
+    """
+    named = f"{flag} {name!r}"
+    path = path_called(name, named)
     if path.is_file() and path.name == published.WEIGHTS:
         raise UserError(f"{named}: indique la carpeta en la que está, que tiene también su configuración y su "
                         f"tokenizador: {str(path.parent)!r}")
     if path.is_file() or path.suffix in (".pth", ".pt") and not path.exists():  # misspelt, it is none of the Hub's
-        _require_apart(args, {path, path.with_suffix(".json")}, named)
-        return output.read_output(path, FLAG)
+        prove({path, path.with_suffix(".json")})
+        return output.read_output(path, flag)
     own = sorted([*path.glob("*.pt"), *path.glob("*.pth")]) if path.is_dir() else []
     if own and not (path / published.CONFIG).exists():
         raise UserError(f"{named}: indique un fichero de esa carpeta, por ejemplo {str(own[-1])!r}")
-    folder = published.find(args.init_from, FLAG, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o "
-                            ".pt", note=note)
-    _require_apart(args, {folder / name for name in FILES}, named)
-    return *gpt2.read(folder, FLAG), tokenizer.load(folder, FLAG)
+    folder = published.find(name, flag, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o .pt",
+                            note=note)
+    prove({folder / file for file in FILES})
+    return *gpt2.read(folder, flag), tokenizer.load(folder, flag), output.learnt_from({})
+
+
+def with_pieces(config, found, pieces, named):
+    """(the GPTConfig, the float32 weights) of a model with as many rows in its embedding as its tokenizer has pieces.
+    named: how the error message calls it. Raises UserError where that has others than the model's."""
+    if pieces.vocab_size > config.vocab_size + NEW_PIECES:
+        raise UserError(f"{named}: su tokenizador tiene {pieces.vocab_size} piezas y el modelo solo "
+                        f"{config.vocab_size}: no son del mismo modelo; indique otro")
+    found = {name: value.float() for name, value in found.items()}
+    found["wte.weight"] = _with_rows(found["wte.weight"], pieces.vocab_size)
+    return replace(config, vocab_size=pieces.vocab_size), found
 
 
 def _require_apart(args, files, named):

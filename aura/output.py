@@ -163,8 +163,8 @@ def set_own_aside(args, description, note):
 
 
 def read_output(path, flag="--checkpoint"):
-    """(config dict, weights dict, tokenizer) from a saved model or a checkpoint. flag: the argument that named it.
-    Raises UserError naming the file."""
+    """(config dict, weights dict, tokenizer, learnt_from() it) of a saved model or a checkpoint. flag: the argument
+    that named it. Raises UserError naming the file."""
     path = path_called(path, f"{flag} {str(path)!r}")
     if not path.is_file():
         why = "es una carpeta" if path.is_dir() else "no existe"
@@ -182,11 +182,14 @@ def read_output(path, flag="--checkpoint"):
                             f"{', '.join(wrong)}, o no es lo que debe; indique otro")
         weights = {**state["model"], **state["ema"]}
         try:
-            return state["config"], weights, tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
+            tokenizer = tokenizers.from_bytes(state["tokenizer"].numpy().tobytes())
         except UserError as problem:  # WordPiece's, if it is of train_distributed.py
             raise UserError(f"{flag} {str(path)!r}: su tokenizador no es de SentencePiece, así que no es de un "
                             "modelo que escriba texto; un BERT está ya en su --output, en el formato que leen "
                             "otras herramientas") from problem
+        data = state.get("dataset") if isinstance(state.get("dataset"), dict) else {}
+        return state["config"], weights, tokenizer, learnt_from(
+            {"arguments": state.get("arguments"), "dataset": data.get("name"), "dataset_sha256": data.get("sha256")})
     if "own" in state:
         above = os.path.normpath(path.parent / "..")
         whole = next((str(each) for each in found(above) if step_of(each) == step_of(path)), None)
@@ -212,7 +215,15 @@ def read_output(path, flag="--checkpoint"):
                                 f"{expected!r}") from problem
         raise UserError(f"falta {named} junto a {str(path)!r}, o está dañado: cópielo también, con el "
                         "tokenizador") from problem
-    return config, state, _own_tokenizer(path, vocabulary, known, flag)
+    return config, state, _own_tokenizer(path, vocabulary, known, flag), learnt_from(description)
+
+
+def learnt_from(description):
+    """What `description` (dict) says of a training: {"arguments": dict, "dataset": name, "dataset_sha256": str}, empty
+    or None where it does not."""
+    kinds = {"arguments": dict, "dataset": str, "dataset_sha256": str}
+    known = {name: value for name, kind in kinds.items() if isinstance(value := description.get(name), kind)}
+    return {"arguments": {}, "dataset": None, "dataset_sha256": None, **known}
 
 
 def _descriptions(folder):

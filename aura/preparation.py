@@ -127,13 +127,18 @@ def _put_in_place(partial, final, corpus, meta):
         put_in_place(partial, final)
 
 
-def _say_files(corpus, note):
-    """Tell which files of a folder are left out, and which of those that are read others would keep for validation."""
+def say_unread(corpus, note):
+    """Tell which files of a folder are left out."""
     if corpus.unread:
         way_out = next((f"; {str(path)!r} {'; '.join(known)}" for path in corpus.unread
                         if (known := formats.by_name(path))), ".")
         note(f"Aviso: de la carpeta no se usa {_named([path.name for path in corpus.unread])}: se lee lo que acaba en "
              f"{', '.join(corpora.SUFFIXES)}{way_out}")
+
+
+def _say_files(corpus, note):
+    """Tell which files of a folder are left out, and which of those that are read others would keep for validation."""
+    say_unread(corpus, note)
     files = corpus.source.get("files", ())
     folder = files and os.path.commonpath(map(os.path.dirname, files))
     apart = [name for name in (os.path.relpath(file, folder) for file in files)
@@ -371,12 +376,17 @@ class _Progress:
             self.told = now
 
 
+def damaged(damage):
+    """Spanish for the lines that could not be read. damage: a corpus.Damage as a dict."""
+    return f"Aviso: líneas dañadas: {damage['bad']} de {damage['lines']}; la primera: {damage['first']}."
+
+
 def _summarise(made, seconds, note):
     splits, damage = made.meta["splits"], made.meta["damage"]
     note(f"Datos preparados en {made.directory} ({seconds:.0f} s): {splits['train']['tokens']} tokens de "
          f"entrenamiento en {counted(splits['train']['documents'], 'documento')}, {splits['val']['tokens']} de "
          f"validación en {splits['val']['documents']}, vocabulario de {made.vocab_size}.")
     if damage["bad"]:
-        note(f"Aviso: líneas dañadas: {damage['bad']} de {damage['lines']}; la primera: {damage['first']}.")
+        note(damaged(damage))
     if not splits["val"]["tokens"]:
         note("Aviso: sin documentos de validación; no habrá pérdida de validación.")

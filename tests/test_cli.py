@@ -223,8 +223,8 @@ def test_a_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("words", [
     ["train_gpt2_spanish.py"], ["train_tensordock.py"], ["train_distributed.py"], ["hrm_training_small_100m.py"],
-    ["hrm_training_large_1b.py"], ["test_ddp.py"], ["-m", "aura.generate"], ["-m", "aura.export"],
-    ["-m", "aura.compare"], ["-m", "aura.ops"]], ids=lambda words: words[-1])
+    ["hrm_training_large_1b.py"], ["test_ddp.py"], ["-m", "aura.generate"], ["-m", "aura.evaluate"],
+    ["-m", "aura.export"], ["-m", "aura.compare"], ["-m", "aura.ops"]], ids=lambda words: words[-1])
 def test_a_python_outside_the_environment_is_one_line(words):
     """-S takes site-packages away: what a newcomer sees who forgot to activate .venv."""
     code, output = run(["-S", *words], ROOT, fresh=True)

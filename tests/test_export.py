@@ -714,8 +714,8 @@ def test_what_leaves_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, 
     """One of fewer pieces is taken, and nothing drawn that it does not have."""
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--length", "30"])
-    config, weights, _ = output.read_output(path)
-    monkeypatch.setattr(output, "read_output", lambda path: (config, weights, tokenizer))
+    config, weights, _, _ = output.read_output(path)
+    monkeypatch.setattr(output, "read_output", lambda path: (config, weights, tokenizer, {}))
     drawn = []
     monkeypatch.setattr(sampling, "choose", lambda logits, *_, **__: drawn.append(len(logits)) or 3)
     with monkeypatch.context() as fewer:

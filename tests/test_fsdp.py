@@ -274,7 +274,7 @@ def test_the_script_of_three_shards_evaluates_writes_and_saves_the_average(book,
     outputs = run_ranks([ROOT / "train_gpt2_spanish.py", *options], [tmp_path] * 3)
     assert [code for code, _ in outputs] == [0] * 3, outputs
     assert "muestra del paso 3" in outputs[0][1] and "[rango 2] Sincronización inicial: una de las 3" in outputs[2][1]
-    config, weights, _ = output.read_output(tmp_path / "gpt2_spanish.pth")
+    config, weights, _, _ = output.read_output(tmp_path / "gpt2_spanish.pth")
     assert same(weights, newest(tmp_path / "checkpoints")["ema"])
     assert same(weights, output.read_output(checkpoint.found(tmp_path / "checkpoints")[0])[1])
     assert json.loads((tmp_path / "gpt2_spanish.json").read_text())["architecture"] == "GPT"

@@ -196,7 +196,7 @@ def test_only_a_training_keeps_away_from_the_models_files(model):
 
 def test_an_hrm_is_none_of_these(tmp_path, model, monkeypatch):
     module = hrm.HRM(hrm.HRMConfig(vocab_size=40, seq_len=8, n_layer=1, n_head=2, n_embd=16, n_ff=16)).init_weights(0)
-    monkeypatch.setattr(output, "read_output", lambda *_: (asdict(module.config), module.state_dict(), None))
+    monkeypatch.setattr(output, "read_output", lambda *_: (asdict(module.config), module.state_dict(), None, {}))
     with pytest.raises(UserError, match="es un HRM, y este programa entrena un GPT-2"):
         beginning(model / "modelo.pth")
 
@@ -246,7 +246,7 @@ def test_the_files_of_a_published_model_are_not_replaced(theirs):
 
 
 def test_what_was_exported_comes_back_bit_for_bit(model, tmp_path):
-    config, weights, pieces = output.read_output(model / "modelo.pth")
+    config, weights, pieces, _ = output.read_output(model / "modelo.pth")
     export.write_folder(tmp_path / "hf", gpt.GPTConfig(**config), weights, pieces)
     begun, _ = beginning(tmp_path / "hf")
     assert asdict(begun.config) == config and begun.weights.keys() == weights.keys()
