@@ -13,8 +13,8 @@ import contextlib
 import math
 import os
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -85,9 +85,10 @@ class Checkpointer:
         self.directory, self.dist, self.keep, self.keep_every = Path(directory), dist, keep, keep_every
         self.constants, self.names = constants or {}, names or Names()
         self.host = _HostCopy() if background else None
-        self.last = self.source = self.loaded = self.writer = self.failure = self.left_to = None
+        self.last = self.source = self.loaded = self.writing = self.failure = self.left_to = None
         self.own = self.directory / f"rank-{dist.rank:05d}"
         self.crowded = False  # an old one cannot be removed, and that has been said
+        self.writer = _thread() if background else None
 
     def start_fresh(self):
         """Move the checkpoints of an earlier run aside, with what each rank had written for itself, so that 'the
@@ -187,11 +188,9 @@ class Checkpointer:
             self._write(files)
             self.poll()
             return
-        self.writer = threading.Thread(target=self._write, args=(copied,))
-        try:
-            self.writer.start()
-        except RuntimeError:  # no room for its stack, or as many threads as there may be: training waits for this one
-            self.writer = None
+        if self.writer:
+            self.writing = self.writer.submit(self._write, copied)
+        else:  # training waits for this one
             self._write(copied)
             self.poll()
 
@@ -252,8 +251,8 @@ class Checkpointer:
 
     def settle(self):
         """Wait until nothing is being written; what went wrong is left for poll()."""
-        if self.writer is not None:
-            self.writer.join()
+        if self.writing is not None:
+            self.writing.result()
 
     def has_any(self):
         """Whether this run has written or read a checkpoint, as rank 0 knows; to be called on all ranks."""
@@ -419,6 +418,17 @@ class Checkpointer:
             self.dist.print(f"Aviso: en {str(self.directory)!r} quedan {amount(free)} y llegará a haber "
                             f"{counted(more, 'punto')} de control más, de {amount(size + own)}: libere espacio o "
                             "baje --keep-checkpoints, o se parará cuando no quepa el siguiente.")
+
+
+def _thread():
+    """An executor of one thread, which is there from now on: one that is begun when memory is short may die before it
+    has told Python so, which would wait for that for ever. None where no thread is to be had."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        executor.submit(int).result()
+    except RuntimeError:  # no room for its stack, or as many threads as there may be
+        return None
+    return executor
 
 
 def _origin_of(path):

@@ -19,7 +19,7 @@ from aura import checkpoint, checkpointer, files, processes
 from aura.checkpointer import Checkpointer, asked
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
-from tests.support import Process
+from tests.support import Process, run
 
 
 def state(step):
@@ -513,7 +513,7 @@ def test_no_copy_is_taken_before_the_one_before_has_been_written(tmp_path):
     keeper.save(1, {"w": torch.ones(9)})
     keeper.finish()
     (copy,) = keeper.host.buffers.values()
-    keeper.writer = SimpleNamespace(join=lambda: seen.append(copy.tolist()))
+    keeper.writing = SimpleNamespace(result=lambda: seen.append(copy.tolist()))
     keeper.save(2, {"w": torch.zeros(9)})
     assert seen == [[1.0] * 9]
     keeper.finish()
@@ -591,23 +591,55 @@ def test_no_room_for_a_copy_saves_without_one(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("no cabe una copia") == 1
 
 
-def test_no_thread_to_be_had_saves_without_one(tmp_path, monkeypatch):
-    keeper = Checkpointer(tmp_path, Session(), background=True)
-
+@pytest.mark.parametrize("there", [True, False])
+def test_a_thread_is_begun_while_there_is_memory_or_there_is_none(tmp_path, monkeypatch, there):
+    """Begun for a checkpoint, when memory was short, it died in its first lines, and the run waited for it for ever."""
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
+    before = Checkpointer(tmp_path, Session(), background=True)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    keeper.save(1, state(1))
-    assert keeper.named().endswith("ckpt-00000001.pt")
-    assert checkpoint.read(keeper.last)["step"] == 1
+    keeper = before if there else Checkpointer(tmp_path, Session(), background=True)
+    for step in (1, 2):
+        keeper.save(step, state(step))
+        assert keeper.named().endswith(f"ckpt-0000000{step}.pt") and (keeper.writing is not None) == there
+        assert checkpoint.read(keeper.last)["step"] == step
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("room", [0, 1_000_000])
+def test_a_save_ends_somehow_where_memory_is_used_up(tmp_path, room):
+    code, said = run(["-c", f"""import resource, torch
+from aura.checkpointer import Checkpointer
+from aura.distributed import Session
+keeper, state = Checkpointer("fuera", Session(), background=True), {{"w": torch.ones(1000)}}
+keeper.save(1, state)
+keeper.finish()
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + {room}] * 2)
+eaten = []
+try:
+    while True:
+        eaten.append(bytes(100))
+except MemoryError:
+    del eaten[-3:]
+try:
+    keeper.save(2, state)
+    keeper.finish()
+    del eaten
+    print("guardado")
+except Exception as problem:
+    del eaten
+    print(type(problem).__name__)
+"""], tmp_path, limit=30)
+    assert code == 0 and said in ("guardado\n", "MemoryError\n", "UserError\n", "TrainingFault\n"), said
 
 
 def test_what_rank_0_has_saved_of_this_step_is_not_replaced_by_who_is_left(tmp_path):
     main, left = (Checkpointer(tmp_path, Session(rank=rank)) for rank in (0, 1))
-    for step, run in ((1, "before"), (2, "ours")):
+    for step, way in ((1, "before"), (2, "ours")):
         for keeper in (main, left):
-            keeper.save(step, {"by": keeper.dist.rank, "sync": {"run": run}}, own={})
+            keeper.save(step, {"by": keeper.dist.rank, "sync": {"run": way}}, own={})
         left.save_alone(step, {"by": 1, "sync": {"run": "ours"}})
     assert [checkpoint.read(path)["by"] for path in checkpoint.found(tmp_path)] == [0, 1]
     assert checkpoint.read(checkpoint.path_of(tmp_path, 1))["sync"]["run"] is None
