@@ -45,6 +45,7 @@ from aura.words import counted
 
 RANDOM = tuple(f"random:{name}" for name in bert.PRESETS)
 SCORING = {"output": "./respuestas", "max_val_examples": 0}  # what --max-steps 0 takes where nothing is given
+DECIDE = ("max_len", "doc_stride", "question_len")  # how questions become windows, and so what a model answers
 CHOICE_SEED = 0  # which questions are used does not change with --seed, so that runs of several seeds compare
 
 
@@ -213,7 +214,11 @@ def score(args, dist, task):
     sharding.shard(module, optim.adamw(module, args.lr, args.weight_decay), dist, precision.dtype)
     evaluation = finetune.Evaluation(args, dist, task, module, precision)
     metrics = evaluation()
-    described = {**metrics, "model": args.model, "dataset": args.dataset}
+    examples = task.examples or ()  # which rank 0 alone has
+    described = {**metrics, "model": args.model, "dataset": args.dataset, "questions": len(examples),
+                 "answered": sum(bool(example.answers) for example in examples),
+                 **{name: getattr(args, name) for name in DECIDE}, "precision": precision.name,
+                 "versions": output.versions()}
     finetune.save_model(args.output, dist, task, None, described, evaluation.answers)
     dist.print(f"Puntuación de {args.model}: {finetune.in_words(metrics)}. predictions.json en {args.output}.")
     dist.barrier()

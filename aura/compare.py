@@ -36,6 +36,8 @@ COLUMNS = (*SETTING, "nodes", "processes", "kind", "runs",
 HEADER = ("estrategia", "nodos", "GPU o procesos", "ejecuciones", "minutos", "muestras/s", "aceleración", "eficiencia",
           "comunicación", "GB por rango", "F1")
 MEASURED, MODELLED = "medido", "modelo"
+PAUSED = 1.5  # times the median step that its steps took on average, from which a run is told to have waited
+FEW_STEPS = 10  # of which the first may take a good part
 # Runs that differ in one of these are in different tables.
 GROUPED = (
     # Two models may have a name in common: best is the name of every folder of a best model.
@@ -382,6 +384,9 @@ def warnings(runs, base):
     for which, what, so in (
             (lambda run: run.resumed, "reanudadas", "los minutos y el F1 son solo de las enteras"),
             (lambda run: run.exit != results.COMPLETE, "interrumpidas", "los minutos y el F1 son solo de las enteras"),
+            (lambda run: run.steps >= FEW_STEPS and run.seconds > PAUSED * run.steps * run.step_s,
+             "que duran mucho más que sus pasos por la mediana de uno",
+             "quizá estuvieron paradas, o dejaron sitio a otro programa, y sus minutos y muestras/s lo cuentan"),
             (lambda run: len(set(run.hosts)) < run.nodes, "con varios nodos en una misma máquina",
              "no miden la red")):
         labels = dict.fromkeys(_label(run) for run in runs if which(run))

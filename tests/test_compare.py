@@ -152,6 +152,7 @@ def test_without_one_process_the_smallest_counts_and_it_is_said():
     ({"epochs": 1.0}, "la duración .*1000 ejemplos x 1 época: ddp.*la aceleración, sí"),
     ({"resumed": True, "epochs": 0.5}, r"reanudadas \(ddp 2x1\)"),
     ({"exit": results.SIGNALLED, "epochs": 0.5}, r"interrumpidas \(ddp 2x1\)"),
+    ({"seconds": 120 * 1.25 * 1.6}, r"que duran mucho más .* \(ddp 2x1\); quizá estuvieron paradas"),
     ({"hosts": ["a", "a"]}, r"varios nodos en una misma máquina \(ddp 2x1\)"),
 ])
 def test_runs_that_do_not_compare_are_told(changes, text):

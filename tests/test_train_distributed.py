@@ -405,6 +405,8 @@ def test_a_model_is_scored_without_a_step(runs, tmp_path):
         metrics, answers = (json.loads((tmp_path / name / f"{file}.json").read_text()) for file in (
             "metrics", "predictions"))
         assert squad.evaluate(examples, answers)["f1"] == pytest.approx(metrics["f1"]) and metrics["model"] == str(best)
+        assert metrics["questions"] == metrics["answered"] == len(examples) and metrics["precision"] == "fp32"
+        assert [metrics[name] for name in ("max_len", "doc_stride", "question_len")] == [128, 64, 32]
         found.append((metrics.pop("val_loss"), metrics, answers))
     assert all(each[0] == pytest.approx(found[0][0], abs=1e-5) and each[1:] == found[0][1:] for each in found)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
