@@ -223,7 +223,9 @@ class Launch:
             return
         if pid:
             if attempt > self.attempt:
-                self.warn(f"Aviso: {self.reason(self.culprit())}; se reinicia el grupo ({attempt} de {self.restarts}).")
+                when = time.strftime("%Y-%m-%d %H:%M:%S")  # a night has many lines, and this one says what it cost
+                self.warn(f"Aviso: {self.reason(self.culprit())}; se reinicia el grupo ({attempt} de {self.restarts}), "
+                          f"{when}.")
                 self.attempt, self.ranks, self.ended = attempt, {}, []
             self.ranks[rank] = Rank(pid)
             return
