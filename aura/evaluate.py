@@ -109,8 +109,7 @@ def _measure(args):
     text, count = find(args, config, tokenizer, learnt, device, warn), _Count()
     start.tune_allocator(device, sparing=False)
     ops.use("auto", device)
-    model = models.build(config).to(device)
-    model.load_state_dict(weights)
+    model = models.filled(config, weights, device)
     loss_fn = hrm_training.make_loss(tokenizer.eos_id, learnt["arguments"].get("document_attention") is True)
     measured = pretrain.make_evaluate(model, loss_fn, lambda: count.of(text.batches), tokenizer,
                                       Session(device=device), precision)(None)

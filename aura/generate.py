@@ -51,8 +51,7 @@ def _write(args):
     config, weights, tokenizer, _ = output.read_output(args.checkpoint)
     config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
     models.require_pieces(tokenizer, config, f"--checkpoint {args.checkpoint!r}")
-    model = models.build(config).to(backend.take_device(0, warn))
-    model.load_state_dict(weights)
+    model = models.filled(config, weights, backend.take_device(0, warn))
     if args.early_exit:
         if getattr(model, "halt", None) is None:
             raise UserError(f"--early-exit: {args.checkpoint!r} no tiene cabeza de parada (se entrena con --segments)")

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aura import loop, ops, pretrain, sampling
+from aura import loop, models, ops, pretrain, sampling
 from aura.distributed import Session
 from aura.errors import UserError
-from aura.models import blocks, gpt
+from aura.models import blocks, gpt, hrm
 
 TINY = gpt.GPTConfig(vocab_size=101, seq_len=16, n_layer=2, n_head=4, n_embd=32, dropout=0.0)
 
@@ -277,3 +277,20 @@ def test_choices():
     assert {sampling.choose(logits, generator, top_k=9) for _ in range(300)} >= {0, 1, 2}
     half = torch.tensor([0.3, 0.5, 0.2]).log()
     assert {sampling.choose(half, generator, top_p=0.6) for _ in range(60)} == {0, 1}, "with the one that reaches it"
+
+
+@pytest.mark.parametrize("config", [TINY, hrm.HRMConfig(40, 16, 1, 2, 16, 16, segments=2)], ids=["gpt", "hrm"])
+def test_the_weights_of_a_file_are_there_once_and_as_float32(config):
+    made = models.build(config).init_weights(3)
+    weights = made.state_dict()
+    filled = models.filled(config, weights, "cpu")
+    for name, value in filled.state_dict().items():
+        assert value.data_ptr() == weights[name].data_ptr() and not value.is_meta
+    assert all(parameter.requires_grad for parameter in filled.parameters())
+    half = models.filled(config, {name: value.bfloat16() for name, value in weights.items()}, "cpu")
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        assert half.wte.weight.dtype == torch.float32
+        torch.testing.assert_close(half.eval()(tokens), made.eval()(tokens), atol=0.1, rtol=0.1)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        models.filled(config, dict(list(weights.items())[1:]), "cpu")

@@ -1,4 +1,4 @@
-"""The models; `build` makes the one that a configuration describes, `described` reads that of a file."""
+"""The models; `build` makes the one that a configuration describes, `described` and `filled` that of a file."""
 
 import dataclasses
 
@@ -11,6 +11,15 @@ from aura.models import gpt, hrm
 def build(config):
     """The module for a GPTConfig or HRMConfig."""
     return hrm.HRM(config) if isinstance(config, hrm.HRMConfig) else gpt.GPT(config)
+
+
+def filled(config, weights, device):
+    """build(config) on the device with the `weights` of its file, of which there is no second copy on a CPU, and never
+    fresh ones in their place."""
+    with torch.device("meta"):
+        model = build(config)
+    model.load_state_dict({name: value.float() for name, value in weights.items()}, assign=True)
+    return model.to(device)
 
 
 def completed(values):
