@@ -21,7 +21,6 @@ from aura.files import (
     explain,
     path_called,
     put_in_place,
-    remove_abandoned,
     require_writable_directory,
     sync_directory,
     write_json,
@@ -133,7 +132,6 @@ def write_folder(final, config, weights, tokenizer):
     from safetensors.torch import save_file
 
     try:
-        remove_abandoned(final.parent, final.name)
         with building(final) as partial:
             weights_path = partial / "model.safetensors"
             save_file(hf_weights(config, weights), weights_path, metadata={"format": "pt"})

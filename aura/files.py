@@ -122,20 +122,23 @@ def building(final, is_ours=None):
     """A new folder beside `final` to make it in (see put_in_place), removed at the end where it is still there. As long
     as it is locked nobody takes it for abandoned, on whatever machine or in whatever container. Where `final` is a
     link, that is beside what it leads to, perhaps on another disk. is_ours: where it is given, a folder with a file
-    UNFINISHED stays, and the next block for `final` whose is_ours(folder) is true is given that, as it is."""
+    UNFINISHED stays, and the next block for `final` whose is_ours(folder) is true is given that, as it is; where there
+    are no locks none stays, since nobody could tell that it is left."""
     final = Path(os.path.realpath(final))
-    partial, descriptor = is_ours and _unfinished(final, is_ours) or _locked_partial(final)
+    remove_abandoned(final.parent, final.name)
+    partial, descriptor = is_ours and unfinished(final, is_ours) or _locked_partial(final)
     try:
         yield partial
     finally:
-        if not (is_ours and (partial / UNFINISHED).exists()):
+        if not (is_ours and descriptor is not None and (partial / UNFINISHED).exists()):
             shutil.rmtree(partial, ignore_errors=True)
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _unfinished(final, is_ours):
+def unfinished(final, is_ours):
     """(folder, descriptor of its lock) of what a block of building() left to be taken up, or None."""
+    final = Path(os.path.realpath(final))
     for mark in sorted(final.parent.glob(f".{glob.escape(final.name)}.*{PARTIAL_SUFFIX}/{UNFINISHED}")):
         with contextlib.suppress(OSError):  # another process is at it, or there are no locks
             descriptor = lock(mark.parent)
@@ -161,19 +164,22 @@ def _locked_partial(final):
 
 def put_in_place(partial, final):
     """Rename a whole folder; an older one of that name, or that a link of that name leads to, is moved out of the way
-    first and removed last."""
+    first and removed last. What is in place is no longer UNFINISHED."""
     final = Path(os.path.realpath(final))
     for _ in range(ATTEMPTS):
         old = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(final, old)
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(final, old)
             os.rename(partial, final)
-        except OSError as problem:
-            if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                with contextlib.suppress(FileNotFoundError):
+        except BaseException as problem:  # of a signal too
+            if getattr(problem, "errno", None) not in (errno.ENOTEMPTY, errno.EEXIST):
+                with contextlib.suppress(OSError):
                     os.rename(old, final)
                 raise
+        for folder in (final, old):  # not before: killed then, a whole one would be taken for abandoned
+            with contextlib.suppress(OSError):
+                (folder / UNFINISHED).unlink()
         shutil.rmtree(old, ignore_errors=True)
         if not partial.exists():  # else another process has put its own there in between
             sync_directory(final.parent)
@@ -181,14 +187,18 @@ def put_in_place(partial, final):
     raise OSError(0, "otros procesos escriben en la misma carpeta", str(final))
 
 
-def remove_abandoned(directory, name=None):
+def remove_abandoned(directory, name=None, is_ours=None):
     """Remove the folders that killed processes were building in `directory` and nobody can take up; `name`: only those
-    to be called so. Where there are no locks they stay."""
+    to be called so, beside what that leads to where it is a link. is_ours: an unfinished one as well, where
+    is_ours(folder) is true. Where there are no locks they stay."""
+    if name is not None:
+        directory, name = os.path.split(os.path.realpath(Path(directory, name)))
     for partial in Path(directory).glob(f".{'*' if name is None else glob.escape(name) + '.*'}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if partial.is_dir() and not (partial / UNFINISHED).exists():
+            if partial.is_dir() and (is_ours or not (partial / UNFINISHED).exists()):
                 descriptor = lock(partial)
-                shutil.rmtree(partial, ignore_errors=True)
+                if not (partial / UNFINISHED).exists() or is_ours and is_ours(partial):
+                    shutil.rmtree(partial, ignore_errors=True)
                 os.close(descriptor)
 
 

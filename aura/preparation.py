@@ -30,7 +30,9 @@ from aura.files import (
     explain,
     put_in_place,
     remove_abandoned,
+    remove_partials,
     require_writable_directory,
+    unfinished,
     write_bytes,
     write_json,
 )
@@ -67,8 +69,10 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
                "tokenizer": tokenizer and tokenizer.sha256, "val_fraction": val_fraction}
     final = Path(data_dir) / corpus.name
     remove_abandoned(data_dir)  # first: a run killed once its new folder was in place left the old, as large, beside it
+    known = _known(options, corpus)
     existing = _intact(final, options, corpus, note)
     if existing:
+        remove_abandoned(data_dir, corpus.name, _left_of(known))  # of another that began the same and was killed
         note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
              f"{existing.tokens('val')} de validación.")
         if latest:
@@ -79,7 +83,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     with dataset.unused(final):
         pass  # or it would be found out once all is prepared
     _say_files(corpus, note)
-    started, known = time.monotonic(), _known(options, corpus)
+    started = time.monotonic()
     try:
         with _making(final, known, note) as partial:
             if begun := _begun(partial, note):
@@ -106,6 +110,12 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     made = dataset.Dataset(final, meta)  # as it is here: another preparation of the name may be taking its place now
     made.verify()
     _summarise(made, time.monotonic() - started, note)
+    remove_abandoned(data_dir, corpus.name, _left_of(known))
+    if other := unfinished(final, lambda folder: os.access(folder / UNFINISHED, os.W_OK)):
+        folder, descriptor = other
+        os.close(descriptor)
+        note(f"Aviso: {folder} es de otra preparación de {corpus.name!r} que quedó a medias: si no va a repetir su "
+             "orden con el mismo texto, bórrela.")
     return made
 
 
@@ -123,7 +133,6 @@ def _put_in_place(partial, final, corpus, meta):
                         "escriba en él")
     write_json(partial / "dataset.json", meta)
     with dataset.unused(final):
-        (partial / UNFINISHED).unlink(missing_ok=True)
         put_in_place(partial, final)
 
 
@@ -242,13 +251,15 @@ def batches(documents):
 def _known(options, corpus):
     """A hash over what two preparations must have in common for one to go on with what the other has done."""
     source = {**corpus.source, "modified_ns": [written for written, _ in corpus.source.get("modified_ns", ())]}
-    return hashlib.sha256(json.dumps([dataset.FORMAT, options, source], sort_keys=True).encode()).hexdigest()
+    return _hash([dataset.FORMAT, options, source])
 
 
-@contextlib.contextmanager
-def _making(final, known, note):
-    """A block that makes the folder it is given, which is that of an earlier one cut short where what _known() gives is
-    the same. Cut short itself, it says what is left of it."""
+def _hash(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _left_of(known):
+    """A function that says whether an unfinished folder is what was cut short of that which _known() gives this for."""
     def is_ours(folder):
         if not os.access(folder / UNFINISHED, os.W_OK):  # another user's
             return False
@@ -257,11 +268,20 @@ def _making(final, known, note):
         except (OSError, *MISSHAPEN):
             return True  # and no use to anybody else
 
-    with leaving_at_signals(), building(final, is_ours) as partial:
+    return is_ours
+
+
+@contextlib.contextmanager
+def _making(final, known, note):
+    """A block that makes the folder it is given, which is that of an earlier one cut short where what _known() gives is
+    the same. Cut short itself, it says what is left of it."""
+    partial = None
+    with leaving_at_signals():
         try:
-            yield partial
+            with building(final, _left_of(known)) as partial:
+                yield partial
         except BaseException as problem:
-            if (partial / UNFINISHED).exists():
+            if partial and (partial / UNFINISHED).exists():
                 note(f"Lo que ya está preparado queda en {partial}: la misma orden sigue desde ahí (si no la va a "
                      "repetir, bórrelo).")
             elif isinstance(problem, Stopped) and signal.Signals(problem.number).name == "SIGUSR1":
@@ -276,12 +296,18 @@ def _begun(directory, note):
     empty folder, where that is damaged."""
     if not (directory / UNFINISHED).exists():
         return None
+    remove_partials(directory)
     try:
         begun = json.loads((directory / UNFINISHED).read_text(encoding="utf-8"))
+        if begun.pop("sha256") != _hash(begun):
+            raise UserError(f"{UNFINISHED} no dice lo que se escribió")
+        model = (directory / begun["tokenizer"]["file"]).read_bytes()
+        if hashlib.sha256(model).hexdigest() != begun["tokenizer"]["sha256"]:
+            raise UserError(f"{begun['tokenizer']['file']} no es el que se escribió")
         begun["writers"] = {split: ShardWriter(directory, split, begun["vocab_size"]) for split in SPLITS}
         for split, writer in begun["writers"].items():
             writer.resume(begun["shards"][split])
-        return {**begun, "loaded": tokenizers.load(directory / begun["tokenizer"])}
+        return {**begun, "loaded": tokenizers.from_bytes(model)}
     except (OSError, UserError, *MISSHAPEN) as problem:
         note(f"Aviso: lo que ya estaba preparado está dañado ({first_line(problem)}): se prepara desde el principio.")
     for path in directory.iterdir():
@@ -324,10 +350,12 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note, 
             if max_tokens is not None and total >= max_tokens:
                 break
             if time.monotonic() - kept > KEEP_SECONDS:
-                write_json(directory / UNFINISHED, {
-                    "known": known, "tokenizer": tokenizer.file_name, "vocab_size": tokenizer.vocab_size,
-                    "threshold": threshold, "place": place, "counts": counts, "total": total, "first": first_damage(),
-                    "shards": {split: writer.state() for split, writer in writers.items()}})
+                state = {
+                    "known": known, "tokenizer": {"file": tokenizer.file_name, "sha256": tokenizer.sha256},
+                    "vocab_size": tokenizer.vocab_size, "threshold": threshold, "place": place, "counts": counts,
+                    "total": total, "first": first_damage(),
+                    "shards": {split: writer.state() for split, writer in writers.items()}}
+                write_json(directory / UNFINISHED, {**state, "sha256": _hash(state)})
                 kept = time.monotonic()
     if not total:
         raise UserError(f"el corpus {corpus.name!r} está vacío: no hay ningún documento con texto; indique "

@@ -390,7 +390,7 @@ def test_a_preparation_that_was_cut_short_is_taken_up(tmp_path, kind, cuts):
     cut.verify()
 
 
-def cut_short(name, data_dir):
+def cut_short(name, data_dir, note=print, **options):
     """The folder that a preparation leaves whose disk is full after some batches."""
     real = preparation.batches
 
@@ -405,7 +405,7 @@ def cut_short(name, data_dir):
         patch.setattr(preparation, "BATCH_CHARACTERS", 5000)
         patch.setattr(preparation, "batches", some)
         with pytest.raises(UserError, match="no queda espacio"):
-            prepare(name, data_dir)
+            prepare(name, data_dir, note=note, **options)
     (left,) = data_dir.glob(".*")
     return left
 
@@ -438,6 +438,9 @@ def test_what_was_cut_short_is_taken_up_by_its_own_order_alone_and_not_where_it_
         assert prepare(book, tmp_path / "Data").sha256 == whole.sha256 and left.is_dir()
     shutil.rmtree(tmp_path / "Data")
 
+    def change(left, name, old, new):
+        (left / name).write_bytes((left / name).read_bytes().replace(old, new, 1))
+
     def flip(left):
         with open(left / "train-00000.bin", "r+b") as file:
             file.seek(100)
@@ -446,13 +449,59 @@ def test_what_was_cut_short_is_taken_up_by_its_own_order_alone_and_not_where_it_
     for damage in (flip, lambda left: os.truncate(left / "train-00000.bin", 99),
                    lambda left: (left / "train-00000.bin").unlink(),
                    lambda left: (left / files.UNFINISHED).write_text("{"),
-                   lambda left: (left / "tokenizer.model").write_bytes(b"x")):
+                   lambda left: change(left, files.UNFINISHED, b'"total": ', b'"total": 1'),
+                   lambda left: change(left, "tokenizer.model", b"de", b"dx")):
         said = []
         damage(cut_short(book, tmp_path / "Data"))
         assert prepare(book, tmp_path / "Data", note=said.append).sha256 == whole.sha256
         assert said[0].startswith("Aviso: lo que ya estaba preparado está dañado (") and "desde el principio" in said[0]
         assert [path.name for path in (tmp_path / "Data").iterdir()] == ["libro"]
         shutil.rmtree(tmp_path / "Data")
+
+
+def test_what_was_cut_short_goes_once_the_same_is_made_and_is_named_once_another_is(book, tmp_path):
+    left, said = cut_short(book, tmp_path / "Data"), []
+    (left / f".{files.UNFINISHED}.1.parcial").touch()  # as one that is killed while it writes the note leaves it
+    twin = shutil.copytree(left, left.with_name(".libro.ffffffff.parcial"))  # of two at once, both killed
+    kept = shutil.copytree(left, tmp_path / "twin")
+    found = prepare(book, tmp_path / "Data", note=said.append)
+    assert list((tmp_path / "Data").iterdir()) == [found.directory] and not list(found.directory.glob(".*"))
+    assert not (found.directory / files.UNFINISHED).exists() and "quedó a medias" not in said[-1]
+    shutil.copytree(kept, twin)  # of one that was killed once the other was through
+    prepare(book, tmp_path / "Data")
+    assert not twin.exists()
+    shutil.copytree(kept, twin)
+    prepare(book, tmp_path / "Data", vocab_size=380, note=said.append)
+    assert twin.exists() and said[-1].startswith(f"Aviso: {twin} es de otra preparación de 'libro' que quedó a medias")
+
+
+@pytest.mark.parametrize("fails", [KeyboardInterrupt, PermissionError])
+def test_stopped_on_the_way_into_its_place_loses_neither_the_old_nor_the_new(book, tmp_path, monkeypatch, fails):
+    old, rename, said = prepare(book, tmp_path / "Data"), os.rename, []
+    left = cut_short(book, tmp_path / "Data", vocab_size=380)
+
+    def stopped(source, target):
+        if source == left:
+            raise fails
+        rename(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, UserError)):
+        patch.setattr(os, "rename", stopped)
+        prepare(book, tmp_path / "Data", vocab_size=380)
+    assert dataset.latest(tmp_path / "Data").meta == old.meta and left.is_dir()
+    assert prepare(book, tmp_path / "Data", vocab_size=380, note=said.append).vocab_size == 380
+    assert "Se sigue desde los" in said[0]
+
+
+def test_where_there_are_no_locks_nothing_is_left_that_nobody_could_take_up(book, tmp_path, monkeypatch):
+    def no_locks(*_, **__):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files, "lock", no_locks)
+    said = []
+    with pytest.raises(ValueError):
+        cut_short(book, tmp_path / "Data", note=said.append)  # and finds nothing that is left
+    assert not list((tmp_path / "Data").iterdir()) and not any("la misma orden sigue" in text for text in said)
 
 
 def test_what_a_killed_replacement_left_goes_also_where_nothing_is_prepared_anew(book, tmp_path, monkeypatch):

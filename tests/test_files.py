@@ -258,6 +258,7 @@ def test_a_folder_on_another_disk_stays_there(tmp_path):
     (tmp_path / "disk/data").mkdir(parents=True)
     (tmp_path / "data").symlink_to(tmp_path / "disk/data")
     (tmp_path / "disk/data/old").touch()
+    (tmp_path / "disk/.data.dead.parcial").mkdir()  # of one that was killed
     with files.building(tmp_path / "data") as partial:
         assert partial.parent == tmp_path / "disk"
         (partial / "new").touch()
