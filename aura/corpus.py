@@ -1,6 +1,7 @@
 """Documents, one at a time and in bounded memory: from files, from the Hub, from the built-in sample."""
 
 import codecs
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -160,7 +161,9 @@ class Corpus:
     def _all_documents(self, place):
         """Every document of the files from the line that `place` names on, with the place after it."""
         number, at = place["first"], place
-        damage = self.damage = Damage(at["lines"], at["bad"])  # this reading's own: two may be under way
+        # This reading's own: two may be under way. What is known of the first bad line stays true after it.
+        known = self.damage if at["bad"] else Damage()
+        damage = self.damage = dataclasses.replace(known, lines=at["lines"], bad=at["bad"], last=None)
         self.progress = sum(self.source["bytes"][:at["file"]])
         files = list(map(Path, self.source["files"]))
         for file, path in itertools.islice(enumerate(files), at["file"], None):

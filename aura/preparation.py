@@ -321,16 +321,14 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note, 
     write_bytes(directory / tokenizer.file_name, tokenizer.model)
     begun = begun or {"writers": {split: ShardWriter(directory, split, tokenizer.vocab_size) for split in SPLITS},
                       "counts": {split: {"documents": 0, "bytes": 0, "tokens": 0} for split in SPLITS},
-                      "total": 0, "place": None, "first": ""}
+                      "total": 0, "place": None, "damage": {}}
+    corpus.damage = corpora.Damage(**begun["damage"])
     writers, counts, total, place = (begun[name] for name in ("writers", "counts", "total", "place"))
 
     def documents():
         nonlocal place
         for document, place in corpus.placed(begun["place"]):  # noqa: B007 (of the last document of each batch)
             yield document
-
-    def first_damage():
-        return begun["first"] or corpus.damage.first
 
     progress, kept = _Progress(corpus, max_tokens, note), time.monotonic()
     with progress.bar:
@@ -353,7 +351,8 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note, 
                 state = {
                     "known": known, "tokenizer": {"file": tokenizer.file_name, "sha256": tokenizer.sha256},
                     "vocab_size": tokenizer.vocab_size, "threshold": threshold, "place": place, "counts": counts,
-                    "total": total, "first": first_damage(),
+                    "total": total, "damage": {"first": corpus.damage.first, "file": str(corpus.damage.file or ""),
+                                               "way_out": corpus.damage.way_out},
                     "shards": {split: writer.state() for split, writer in writers.items()}}
                 write_json(directory / UNFINISHED, {**state, "sha256": _hash(state)})
                 kept = time.monotonic()
@@ -370,7 +369,7 @@ def _encode(corpus, directory, tokenizer, threshold, max_tokens, threads, note, 
         digest.update(shard["sha256"].encode())
     return {"tokenizer": {"file": tokenizer.file_name, "sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size},
             "splits": splits, "sha256": digest.hexdigest(),
-            "damage": {"lines": corpus.damage.lines, "bad": corpus.damage.bad, "first": first_damage()}}
+            "damage": {"lines": corpus.damage.lines, "bad": corpus.damage.bad, "first": corpus.damage.first}}
 
 
 class _Progress:

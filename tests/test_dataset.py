@@ -459,6 +459,20 @@ def test_what_was_cut_short_is_taken_up_by_its_own_order_alone_and_not_where_it_
         shutil.rmtree(tmp_path / "Data")
 
 
+def test_too_much_damage_before_what_was_cut_short_is_named_with_its_first_line(book, tmp_path):
+    good = [json.dumps({"text": f"{number} " + "palabra " * 60}) for number in range(600)]
+    bad = tmp_path / "malo.jsonl"
+    bad.write_text("\n".join([*good[:40], *["{mal"] * 20, *good[40:]]), encoding="utf-8")
+    options = {"tokenizer": prepare(book, tmp_path / "Data").load_tokenizer(), "val_fraction": 0.0}
+    said = []
+    with pytest.raises(UserError) as whole:
+        prepare(bad, tmp_path / "whole", **options)
+    cut_short(bad, tmp_path / "Data", **options)
+    with pytest.raises(UserError) as taken_up:
+        prepare(bad, tmp_path / "Data", note=said.append, **options)
+    assert str(taken_up.value) == str(whole.value) and "línea 41" in str(whole.value) and "Se sigue" in said[0]
+
+
 def test_what_was_cut_short_goes_once_the_same_is_made_and_is_named_once_another_is(book, tmp_path):
     left, said = cut_short(book, tmp_path / "Data"), []
     (left / f".{files.UNFINISHED}.1.parcial").touch()  # as one that is killed while it writes the note leaves it
