@@ -126,40 +126,56 @@ def building(final, is_ours=None):
     are no locks none stays, since nobody could tell that it is left."""
     final = Path(os.path.realpath(final))
     remove_abandoned(final.parent, final.name)
-    partial, descriptor = is_ours and unfinished(final, is_ours) or _locked_partial(final)
+    partial, locks = is_ours and unfinished(final, is_ours) or _locked_partial(final)
     try:
         yield partial
     finally:
-        if not (is_ours and descriptor is not None and (partial / UNFINISHED).exists()):
+        if not (is_ours and locks and (partial / UNFINISHED).exists()):
             shutil.rmtree(partial, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
+        give_up(locks)
+
+
+def _take(folder):
+    """Descriptors of the locks of a folder that is being made: its own, which on NFS this machine alone sees, and that
+    of a file in it. Raises as lock()."""
+    own = lock(folder)
+    try:
+        return own, lock(folder / IN_USE)
+    except OSError:
+        os.close(own)
+        raise
+
+
+def give_up(locks):
+    """Close what unfinished() has taken."""
+    for descriptor in locks:
+        os.close(descriptor)
 
 
 def unfinished(final, is_ours):
-    """(folder, descriptor of its lock) of what a block of building() left to be taken up, or None."""
+    """(folder, descriptors of its locks) of what a block of building() left to be taken up, or None."""
     final = Path(os.path.realpath(final))
     for mark in sorted(final.parent.glob(f".{glob.escape(final.name)}.*{PARTIAL_SUFFIX}/{UNFINISHED}")):
         with contextlib.suppress(OSError):  # another process is at it, or there are no locks
-            descriptor = lock(mark.parent)
+            locks = _take(mark.parent)
             if is_ours(mark.parent):
-                return mark.parent, descriptor
-            os.close(descriptor)
+                return mark.parent, locks
+            give_up(locks)
     return None
 
 
 def _locked_partial(final):
-    """(new folder, descriptor of its lock or None where there are no locks)."""
+    """(new folder, descriptors of its locks, none where there are no locks)."""
     for _ in range(ATTEMPTS):
         partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         partial.mkdir()
         try:
-            return partial, lock(partial)
+            return partial, _take(partial)
         except (BlockingIOError, FileNotFoundError):  # somebody who saw no lock yet is removing it
             continue
         except OSError:
             break
-    return partial, None
+    return partial, ()
 
 
 def put_in_place(partial, final):
@@ -177,9 +193,9 @@ def put_in_place(partial, final):
                 with contextlib.suppress(OSError):
                     os.rename(old, final)
                 raise
-        for folder in (final, old):  # not before: killed then, a whole one would be taken for abandoned
+        for path in (final / UNFINISHED, old / UNFINISHED, final / IN_USE):  # not before: what is killed is taken up
             with contextlib.suppress(OSError):
-                (folder / UNFINISHED).unlink()
+                path.unlink()
         shutil.rmtree(old, ignore_errors=True)
         if not partial.exists():  # else another process has put its own there in between
             sync_directory(final.parent)
@@ -196,10 +212,10 @@ def remove_abandoned(directory, name=None, is_ours=None):
     for partial in Path(directory).glob(f".{'*' if name is None else glob.escape(name) + '.*'}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):
             if partial.is_dir() and (is_ours or not (partial / UNFINISHED).exists()):
-                descriptor = lock(partial)
+                locks = _take(partial)
                 if not (partial / UNFINISHED).exists() or is_ours and is_ours(partial):
                     shutil.rmtree(partial, ignore_errors=True)
-                os.close(descriptor)
+                give_up(locks)
 
 
 def set_aside(paths, into):

@@ -24,10 +24,12 @@ from aura import tokenizer as tokenizers
 from aura.bar import tqdm
 from aura.errors import Stopped, UserError, first_line
 from aura.files import (
+    IN_USE,
     MISSHAPEN,
     UNFINISHED,
     building,
     explain,
+    give_up,
     put_in_place,
     remove_abandoned,
     remove_partials,
@@ -112,8 +114,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     _summarise(made, time.monotonic() - started, note)
     remove_abandoned(data_dir, corpus.name, _left_of(known))
     if other := unfinished(final, lambda folder: os.access(folder / UNFINISHED, os.W_OK)):
-        folder, descriptor = other
-        os.close(descriptor)
+        folder, locks = other
+        give_up(locks)
         note(f"Aviso: {folder} es de otra preparación de {corpus.name!r} que quedó a medias: si no va a repetir su "
              "orden con el mismo texto, bórrela.")
     return made
@@ -311,7 +313,8 @@ def _begun(directory, note):
     except (OSError, UserError, *MISSHAPEN) as problem:
         note(f"Aviso: lo que ya estaba preparado está dañado ({first_line(problem)}): se prepara desde el principio.")
     for path in directory.iterdir():
-        path.unlink()
+        if path.name != IN_USE:
+            path.unlink()
     return None
 
 

@@ -227,7 +227,7 @@ def test_who_looks_for_abandoned_folders_takes_none_that_has_just_been_made(tmp_
     monkeypatch.setattr(files, "lock", raced)
     with files.building(tmp_path / "a") as partial:
         (partial / "x").touch()
-        assert len(seen) == 2 and list(tmp_path.iterdir()) == [partial] and opened_below(tmp_path)
+        assert seen[1:] == [partial, partial / files.IN_USE] and list(tmp_path.iterdir()) == [partial] and opened_below(tmp_path)
 
 
 @pytest.mark.parametrize("races", [1, files.ATTEMPTS])
@@ -282,3 +282,19 @@ def test_a_link_to_a_disk_that_is_not_there_is_called_that(tmp_path):
 
 def test_the_folder_of_a_mounted_disk_cannot_be_renamed_and_it_says_so():
     assert files.explain(OSError(errno.EBUSY, "Device or resource busy")) == "está en uso o es un punto de montaje"
+
+
+def test_what_another_machine_is_building_on_nfs_is_neither_removed_nor_taken_up(tmp_path, monkeypatch):
+    """There the lock of a folder is seen by its machine alone, that of a file by all."""
+    real = files.lock
+    monkeypatch.setattr(files, "lock", lambda path, shared=False: (
+        os.open(path, os.O_RDONLY) if path.is_dir() else real(path, shared)))
+    with files.building(tmp_path / "a", lambda _: True) as theirs:
+        with files.building(tmp_path / "a", lambda _: True) as ours:
+            assert theirs.is_dir() and ours != theirs
+        (theirs / files.UNFINISHED).touch()
+        with files.building(tmp_path / "a", lambda _: True) as ours:
+            assert ours != theirs
+        files.remove_abandoned(tmp_path, "a", lambda _: True)
+        files.put_in_place(theirs, tmp_path / "a")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
