@@ -170,15 +170,18 @@ def latest(data_dir):
 def unused(final):
     """A block in which no other process begins to train on the data in the folder `final`, if there are any, which are
     about to be replaced. Raises UserError where one already does."""
-    descriptor = None
-    try:
-        if final.is_dir():
+    descriptor, tries = None, 10
+    while descriptor is None and final.is_dir():
+        try:
             descriptor = lock(final)
-    except BlockingIOError:
-        raise UserError(f"otra ejecución está entrenando con los datos de {str(final)!r}, que se reemplazarían: espere "
-                        "a que termine, o indique otra --data-dir") from None
-    except OSError:  # no locks there
-        pass
+        except BlockingIOError:
+            tries -= 1
+            if not tries:
+                raise UserError(f"otra ejecución está entrenando con los datos de {str(final)!r}, que se reemplazarían"
+                                ": espere a que termine, o indique otra --data-dir") from None
+            time.sleep(0.1)  # somebody may just be putting others there
+        except OSError:  # no locks there
+            break
     try:
         yield
     finally:

@@ -612,6 +612,20 @@ def test_two_who_prepare_the_same_use_what_the_first_has_made(book, tmp_path, mo
     assert [path.name for path in (tmp_path / "Data").iterdir()] == [found.directory.name]
 
 
+def test_who_comes_while_another_puts_data_in_place_waits_for_that(book, tmp_path, monkeypatch):
+    found, real, busy = prepare(book, tmp_path / "Data"), dataset.lock, [1, 1]
+
+    def lock(*words, **options):
+        if busy:
+            busy.pop()
+            raise BlockingIOError(errno.EAGAIN, "in use")
+        return real(*words, **options)
+
+    monkeypatch.setattr(dataset, "lock", lock)
+    with dataset.unused(found.directory):
+        assert not busy
+
+
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
     real = preparation._encode
 

@@ -227,7 +227,8 @@ def test_who_looks_for_abandoned_folders_takes_none_that_has_just_been_made(tmp_
     monkeypatch.setattr(files, "lock", raced)
     with files.building(tmp_path / "a") as partial:
         (partial / "x").touch()
-        assert seen[1:] == [partial, partial / files.IN_USE] and list(tmp_path.iterdir()) == [partial] and opened_below(tmp_path)
+        assert seen[1:] == [partial, partial / files.IN_USE] and list(tmp_path.iterdir()) == [partial]
+        assert opened_below(tmp_path)
 
 
 @pytest.mark.parametrize("races", [1, files.ATTEMPTS])
