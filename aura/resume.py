@@ -175,12 +175,26 @@ def _require_same(state, path, constants, earlier=()):
     found = constants.get("arguments", {}).get("resume", "auto") == "auto"
     anew = f"{'otra --checkpoint-dir, ' * found}o --resume none para empezar de cero"
     try:
+        _require_same_weights(state, path, constants, anew)
         _require_same_model(state, path, constants, earlier, anew)
         _require_same_beginning(state, path, constants, anew)
     except KeyError as problem:
         what = checkpoint.WEIGHTS_ALONE if checkpoint.holds_weights_alone(state) else (
             f"no es un punto de control de este proyecto (le falta {problem})")
         raise agreed(UserError, f"{path} {what}; {ANOTHER}") from problem
+
+
+def _require_same_weights(state, path, constants, anew):
+    """Raise UserError for other weights to begin with: before their sizes are compared, which follow from them. anew:
+    Spanish for how to begin anew."""
+    theirs, ours = (each.get("begun_with") for each in (state, constants))
+    if not theirs or not ours or theirs == ours:
+        return
+    name, value = next(item for item in state["arguments"].items() if item[0] in ("init_from", "model"))
+    gone = (", que ya no son los que hay ahí (si los reemplazó otra ejecución, están en una carpeta anterior-… a su "
+            "lado)") * (constants.get("arguments", {}).get(name) == value)
+    raise agreed(UserError, f"{path} empezó con otros pesos, los de --{name.replace('_', '-')} {value!r}{gone}: "
+                 f"indique aquellos, {anew}")
 
 
 def _require_same_model(state, path, constants, earlier, anew):
@@ -214,12 +228,9 @@ def _require_same_model(state, path, constants, earlier, anew):
 
 
 def _require_same_beginning(state, path, constants, anew):
-    """Raise UserError for other weights to begin with, or another --padding. anew: as above."""
+    """Raise UserError for a beginning with weights, or with none, that is not this run's, or another --padding. anew:
+    as above."""
     theirs, ours = (each.get("begun_with") for each in (state, constants))
-    if theirs and ours and theirs != ours:
-        named = next(f"--{name.replace('_', '-')} {value!r}" for name, value in state["arguments"].items()
-                     if name in ("init_from", "model"))
-        raise agreed(UserError, f"{path} empezó con otros pesos, los de {named}: indique aquellos, {anew}")
     if ours and not theirs and (named := constants["arguments"].get("init_from")):
         raise agreed(UserError, f"{path} no empezó con los pesos de --init-from {named!r}: para empezar con ellos, "
                      f"{anew.replace(' para empezar de cero', '')}; para seguir desde ese, quite --init-from")

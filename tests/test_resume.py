@@ -157,8 +157,18 @@ def test_the_log_of_a_way_that_is_left_is_kept(tmp_path, capsys):
 def test_a_run_that_began_with_other_published_weights_is_not_gone_on_with(theirs, ours, told):
     before, after = ({"config": {}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "begun_with": weights,
                       "arguments": {"model": "m/qa"}} for weights in (theirs, ours))
-    refused = pytest.raises(UserError, match="c.pt empezó con otros pesos, los de --model 'm/qa': indique aquellos, o")
+    refused = pytest.raises(UserError, match="c.pt empezó con otros pesos, los de --model 'm/qa', que ya no son los")
     with refused if told else contextlib.nullcontext():
+        resume._require_same(before, "c.pt", after)
+
+
+@pytest.mark.parametrize("now, layers, told", [("base.pth", 2, ", que ya no son los que hay ahí .*: indique aquellos"),
+                                               ("base.pth", 3, ", que ya no son los que hay ahí .*: indique aquellos"),
+                                               ("otro.pth", 3, ": indique aquellos")])
+def test_that_another_model_took_the_place_of_the_first_is_told_even_if_of_another_size(now, layers, told):
+    before, after = ({"config": {"n_layer": count}, "tokenizer": torch.zeros(1, dtype=torch.uint8), "begun_with": crc,
+                      "arguments": {"init_from": name}} for name, count, crc in (("base.pth", 2, 5), (now, layers, 6)))
+    with pytest.raises(UserError, match=f"c.pt empezó con otros pesos, los de --init-from 'base.pth'{told}"):
         resume._require_same(before, "c.pt", after)
 
 
