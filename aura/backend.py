@@ -181,6 +181,11 @@ def connect_store(place, timeout):
         if "EADDRINUSE" in str(problem) or "address already in use" in str(problem):
             raise UserError(f"el puerto {place.master_port} ya está en uso en esta máquina; elija otro con "
                             "--master-port (o MASTER_PORT) en todas") from problem
+        # Rank 0 listens here, and still looks for itself where the others will.
+        host = place.rank == 0 and not hosted_by_agent
+        if host and (foreign := placement.foreign_address(place.master_addr, "MASTER_ADDR=", others=False)):
+            raise UserError(f"el rango 0, que es este, no está en {where} (espera máxima {timeout:g} s): {foreign}; "
+                            "ponga en todas la IP de esta máquina") from problem
         if waiting.closed(place.master_addr, place.master_port) is None:
             raise UserError(f"lo que contesta en {where} no es el rango 0, o está parado (espera máxima {timeout:g} "
                             "s): mire qué programa usa ese puerto en su máquina, o elija otro con --master-port (o "

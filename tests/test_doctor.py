@@ -332,10 +332,13 @@ def test_everything_that_differs_is_named_with_its_rank_and_nothing_else(tmp_pat
     assert "los dice la consola del rango 0" in results[1][1]
 
 
-def test_rank_0_that_never_came_is_one_line(tmp_path):
+def test_rank_0_that_never_came_or_has_the_address_of_another_machine_is_one_line(tmp_path):
     code, output = run([DOCTOR, "--full", "--timeout", "1"], tmp_path, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=free_port())
     assert code == 2 and output.count("\n") == 1 and "no se pudo llegar al rango 0" in output
+    code, output = run([DOCTOR, "--timeout", "1"], tmp_path, RANK=0, WORLD_SIZE=2, MASTER_ADDR="203.0.113.9",
+                       MASTER_PORT=free_port())
+    assert code == 2 and output.count("\n") == 1 and "MASTER_ADDR=203.0.113.9 no es una dirección de esta" in output
     assert run([DOCTOR, "--json"], tmp_path) == (2, "error: --json solo sirve con --full: añádalo\n")
 
 
