@@ -16,7 +16,7 @@ from aura import backend, console, ops, products, sharding
 from aura.clock import Clock
 from aura.distributed import is_communication_error
 from aura.ema import Average
-from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed
+from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
 from aura.signals import Abandoned, orderly_stop
 
@@ -159,7 +159,7 @@ def train(model, run, loss_fn, schedule, checkpointer, reporter, policy, dist, *
     clock.begin(progress.step, policy.max_steps)
     console.outlive()
 
-    with orderly_stop() as request, _checkpoint_named(run, policy, checkpointer, dist, request):
+    with orderly_stop() as request, _noted(run, reporter), _checkpoint_named(run, policy, checkpointer, dist, request):
         stop, stalled, spent, begun = 0, 0.0, progress.seconds, time.perf_counter()
         if progress.owed is not None:
             stop = _evaluate_owed(run, policy, evaluate, sample, request, checkpointer, reporter, clock, dist)
@@ -438,6 +438,19 @@ def _restore_weights(run, checkpointer, dist, reinitialise, at_the_end):
     dist.broadcast_weights(run.module)
     run.average.load(state and state.get("ema"))
     return came_from
+
+
+@contextlib.contextmanager
+def _noted(run, reporter):
+    """A block whose fault stays in the log as well: the console of a night may be gone by the morning."""
+    try:
+        yield
+    except TrainingFault as fault:
+        reporter.fault(run.progress.step, str(fault))
+        raise
+    except Exception as problem:
+        reporter.fault(run.progress.step, f"{type(problem).__name__}: {first_line(problem)}")
+        raise
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What a run tells: console in Spanish, train.csv, TensorBoard, the loss curve as a picture."""
 
 import array
+import contextlib
 import csv
 import logging
 import math
@@ -217,6 +218,12 @@ class Reporter:
         if self.main:
             self.say(f"AVISO, paso {step}: {text}")
             self._write(lambda: self._note(step, text))
+
+    def fault(self, step, text):
+        """Leave in events.log why a run ends, where that can be written; whoever ends it says so on the console."""
+        if self.main:
+            with contextlib.suppress(OSError):
+                self._note(step, f"se interrumpe: {text}")
 
     def _note(self, step, text):
         with open(self.log_dir / "events.log", "a", encoding="utf-8") as file:

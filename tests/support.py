@@ -108,6 +108,9 @@ class Notes:
     def event(self, step, text):
         self.events.append(f"{step}: {text}")
 
+    def fault(self, step, text):
+        pass
+
 
 class Process:
     """A child in a session of its own whose whole group is killed when the block ends.

@@ -720,8 +720,10 @@ def test_a_disk_that_fails_is_a_fault_and_a_mistake_of_ours_stays_one(tmp_path, 
             raise problem
 
     run.begun = SimpleNamespace(append=fail)
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=said) as raised:
         run.go()
+    (line,) = (tmp_path / "a" / "events.log").read_text(encoding="utf-8").splitlines()
+    assert line.endswith(f" paso 6: se interrumpe: {'RuntimeError: ' * (kind is RuntimeError)}{raised.value}"), line
 
 
 @pytest.mark.parametrize("precision, scale, told", [
