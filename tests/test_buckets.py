@@ -49,8 +49,9 @@ def test_the_micro_batches_of_a_step_do_not_depend_on_who_reads_them(world, accu
         assert all(map(np.array_equal, mine, expected))
 
 
-def test_an_epoch_ends_when_less_than_a_step_is_left():
-    loader = make(np.full(22, 5), batch_size=2, grad_accum=2, seed=3)
+@pytest.mark.parametrize("count", [20, 22])
+def test_an_epoch_ends_when_less_than_a_step_is_left(count):
+    loader = make(np.full(count, 5), batch_size=2, grad_accum=2, seed=3)
     assert loader.steps_per_epoch == 5
     seen = []
     for step in range(1, 12):
@@ -61,13 +62,16 @@ def test_an_epoch_ends_when_less_than_a_step_is_left():
         assert len(set().union(*seen[10 * epoch:10 * epoch + 10])) == 20
 
 
-@pytest.mark.parametrize("steps", [1, 60, 62, 63])
+@pytest.mark.parametrize("steps", [1, 60, 61, 62, 63])
 def test_resumed_is_as_uninterrupted_also_in_another_cut(steps):
     whole = make(batch_size=8, grad_accum=2, seed=2)
     taken(whole, 2 * steps)
     state = whole.state_dict()
     assert all(isinstance(value, int) for value in state.values())
     rest = np.concatenate(taken(whole, 4))
+    taken(whole, 1)
+    whole.load_state_dict(state)  # back, from the middle of a step and from the next epoch
+    assert np.array_equal(np.concatenate(taken(whole, 4)), rest)
     other = make(batch_size=8, grad_accum=2, seed=77)
     other.load_state_dict(state)
     assert np.array_equal(np.concatenate(taken(other, 4)), rest)

@@ -57,6 +57,10 @@ def main():
         table[3 + dist.rank, 0] = float("nan") if dist.rank == 0 else -1.0  # of a row whose largest value is 0
         exchange.average_rows(table, dist.world_size)
         report["nan"] = [bool(table[3, 0].isnan()), float(table[4, 0]), bool(table[3 + dist.world_size:].any())]
+        uneven = torch.zeros(ROWS, 4)  # all the rows of one rank, and one of each of the others
+        uneven[:1 if dist.rank else ROWS] = 1.0
+        exchange.average_rows(uneven, dist.world_size)
+        report["uneven"] = uneven[:2, 0].tolist()
         empty = torch.zeros(ROWS, 4)
         exchange.average_rows(empty, dist.world_size)
         report["empty"] = bool(empty.any())
@@ -82,6 +86,7 @@ def test_the_mean_of_rows_is_that_of_whole_gradients(tmp_path, world):
         assert few["worst"] < 1e-6 and many["worst"] < 1e-6
         assert few["rows"] <= 20 and max(few["sent"]) <= 20 * 32 and len(few["sent"]) == 3  # counts, numbers, rows
         assert many["rows"] > 36
+        assert report["uneven"] == [pytest.approx(1.0), pytest.approx(1 / world)], "all ranks send them alike"
         assert report["nan"] == [True, pytest.approx(-1 / world), False] and not report["empty"]
     for spread in ("20", "400"):
         first, *rest = (torch.load(folder / f"{spread}.pt", weights_only=True) for folder in folders)
