@@ -1,12 +1,14 @@
 """--sync auto: the estimate against figures worked out by hand, the choice and its two lines, the measurement, which
 leaves nothing behind, and two real machines."""
 
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aura import allreduce, pace
 from aura.distributed import Session
+from aura.errors import TrainingFault
 from aura.loop import Precision
 from aura.models import bert, gpt
 from aura.pace import Pace
@@ -253,6 +255,16 @@ def test_the_network_is_measured_in_seconds_however_slow(monkeypatch, mbit, most
     curve = allreduce.exchange_curve(Session(), pace.LONGEST_SECONDS)
     assert sum(spent) < most and curve[0][1] is not None
     assert pace._rate(curve, 2) == pytest.approx(mbit * MBIT, rel=0.1)
+
+
+def test_every_value_of_a_sum_counts_and_the_slowest_rank_does(monkeypatch):
+    dist = SimpleNamespace(rank=0, world_size=2, device=torch.device("cpu"), backend="gloo", barrier=lambda: None,
+                           gather_objects=lambda mine: [mine, (50.0, True)])
+    monkeypatch.setattr(allreduce.c10d, "all_reduce", lambda tensor: tensor.fill_(3.0))
+    assert allreduce._timed(dist, torch.empty(8)) == 50.0
+    monkeypatch.setattr(allreduce.c10d, "all_reduce", lambda tensor: tensor.fill_(3.0)[-1:].fill_(2.0))
+    with pytest.raises(TrainingFault, match="32 bytes suma mal en los rangos 0: la red o el backend gloo corrompen"):
+        allreduce._timed(dist, torch.empty(8))
 
 
 @pytest.mark.parametrize("stalled", allreduce.SIZES)
