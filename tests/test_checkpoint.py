@@ -260,6 +260,15 @@ def test_the_one_just_written_stays_whatever_lies_beside_it(tmp_path):
     assert keeper.last.endswith("ckpt-00001010.pt")
 
 
+def test_what_somebody_has_put_aside_under_a_longer_name_is_none_of_the_runs(tmp_path):
+    aside = [tmp_path / f"{name}ckpt-00000001.pt{more}" for name, more in (("", ".bak"), ("", "~"), ("my-", ""))]
+    for path in aside:
+        path.write_bytes(b"mine")
+    saved(tmp_path, 1, 2, 3, keep=1)
+    assert all(path.read_bytes() == b"mine" for path in aside)
+    assert [checkpoint.step_of(path) for path in checkpoint.found(tmp_path)] == [3]
+
+
 def test_reload_gives_what_was_loaded_or_saved_last_and_else_what_verifies(tmp_path):
     keeper = saved(tmp_path, 1, 2, 3)
     reader = Checkpointer(tmp_path, Session())

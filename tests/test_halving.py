@@ -13,6 +13,7 @@ from tests.test_diloco import together
 SIZES = (700, 3000, 64, 5000, 1)
 ROUNDING = 2.0**-10  # of a float16, twice: before the sum and in it
 MANY = 100
+TINY = 1e-9
 SCALES = (1.0, 1e6, 1.0, 65536.0, 1e-9, 65536e-9, 1e-9, 1.0, 1.0, 1.0)
 
 
@@ -86,10 +87,11 @@ def incomplete(dist):
 
 
 def spoilt(dist):
-    """Gradients, and residuals, of steps with a NaN, an infinity and nothing wrong on rank 1."""
+    """Gradients, and residuals, of steps with a NaN, an infinity and nothing wrong on rank 1. So small that the scale
+    from before has to outlive them."""
     model, seen = Halved(Weights(), dist), []
     for wrong in (None, float("nan"), float("inf"), None):
-        part = gradients(dist.rank)
+        part = [TINY * values for values in gradients(dist.rank)]
         if wrong and dist.rank == 1:
             part[1][5] = wrong
         seen.append((exchange(model, part), torch.cat(model.residuals)))
@@ -97,13 +99,15 @@ def spoilt(dist):
 
 
 def continued(dist):
-    """The last of six steps, at once and with another process's memory in the middle."""
+    """The last three of six steps, at once and with another process's memory in the middle, from where the gradients
+    are so small that another scale would round them otherwise."""
     model = Halved(Weights(), dist)
     for seed in range(3):
         exchange(model, gradients(dist.rank, seed))
     kept = {name: [tensor.clone() for tensor in tensors] for name, tensors in model.own_state().items()}
     again = Halved(Weights(), dist, kept)
-    return [[exchange(one, gradients(dist.rank, seed)) for seed in range(3, 6)][-1] for one in (model, again)]
+    small = [[1e-6 * part for part in gradients(dist.rank, seed)] for seed in range(3, 6)]
+    return [torch.cat([exchange(one, part) for part in small]) for one in (model, again)]
 
 
 def two(dist, folder):
@@ -111,7 +115,7 @@ def two(dist, folder):
     model = Halved(Weights(), dist)
     sized = [exchange(model, [scale * part for part in gradients(dist.rank)]) for scale in SCALES]
     torch.save({"once": exchange(Halved(Weights(), dist), gradients(dist.rank)), "sized": torch.stack(sized),
-                "tiny": exchange(Halved(Weights(), dist), [1e-9 * part for part in gradients(dist.rank)]),
+                "tiny": exchange(Halved(Weights(), dist), [TINY * part for part in gradients(dist.rank)]),
                 "fed back": over_many(dist, True), "forgotten": over_many(dist, False),
                 "accumulated": accumulated(dist), "buckets": len(model.buckets), "incomplete": incomplete(dist),
                 "spoilt": spoilt(dist), "continued": continued(dist)}, folder / f"{dist.rank}.pt")
@@ -183,8 +187,8 @@ def test_huge_and_tiny_gradients_arrive_whole_in_the_end(runs):
     assert found.isfinite().all()
     exact, peak = mean() * sum(SCALES), max(SCALES)
     assert (found.sum(0) - exact).abs().max() < 4 * ROUNDING * peak
-    away = (runs[0]["tiny"].double() - 1e-9 * mean()).abs()
-    assert away.max() < 4 * ROUNDING * 1e-9
+    away = (runs[0]["tiny"].double() - TINY * mean()).abs()
+    assert away.max() < 4 * ROUNDING * TINY
 
 
 def test_what_is_not_finite_on_one_rank_is_noticed_by_all_and_owed_by_none(runs):
@@ -192,7 +196,7 @@ def test_what_is_not_finite_on_one_rank_is_noticed_by_all_and_owed_by_none(runs)
         assert bool(found.isfinite().all()) == good and residual.isfinite().all()
         assert found.isfinite().any()
         if good:
-            assert (found - mean()).abs().max() < 4 * ROUNDING
+            assert (found - TINY * mean()).abs().max() < 4 * ROUNDING * TINY
     for (ours, _), (theirs, residual) in zip(runs[0]["spoilt"], runs[1]["spoilt"], strict=True):
         assert torch.equal(ours, theirs) or torch.equal(ours.isnan(), theirs.isnan())
         assert residual.isfinite().all()
