@@ -196,6 +196,15 @@ def test_a_link_to_a_checkpoint_that_is_no_longer_there_is_named_and_passed_over
     assert "ckpt-00000009.pt: no existe" in notes[0] and keeper.load("auto")["step"] == 1
 
 
+def test_a_folder_that_is_asked_for_gives_the_newest_of_its_own(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    saved(there, 1, 2)
+    keeper = saved(here, 9)
+    assert checkpoint.choose(str(there), here) == checkpoint.path_of(there, 2)
+    flip(checkpoint.path_of(there, 2), 6000)
+    assert keeper.load(str(there))["step"] == 1 and keeper.last == str(checkpoint.path_of(there, 1))
+
+
 def test_what_is_not_a_checkpoint_is_named(tmp_path):
     keeper = saved(tmp_path)
     assert keeper.load("auto") is None
