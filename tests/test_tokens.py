@@ -388,19 +388,20 @@ def test_position_of_other_data_is_refused(tmp_path):
         loader.load_state_dict({"seed": 0, "epoch": 0, "samples": 11})
 
 
-def test_loader_names_a_token_outside_the_vocabulary(tmp_path, reader):
+@pytest.mark.parametrize("seq_len, batch_size", [(10, 3), (250, 1)])  # where it is copied alone, and with its line
+def test_loader_names_a_token_outside_the_vocabulary(tmp_path, reader, seq_len, batch_size):
     data = np.arange(500, dtype="<u2")
     data[321] = 999
     good, _, _ = write(tmp_path, 77, 500)
     bad = forge(tmp_path / "bad.bin", data.tobytes(), 500)
-    with TokenLoader([*good, bad], 10, 3, vocab_size=500) as loader:
+    with TokenLoader([*good, bad], seq_len, batch_size, vocab_size=500) as loader:
         for _ in range(2):  # asked again, it says the same
             with pytest.raises(UserError, match=r"bad\.bin: el token 999 de la posición 321") as caught:
                 for _ in range(loader.steps_per_epoch):
                     loader.next()
             assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"bad\.bin: el token 999 de la posición 321"):
-        list(evaluation_batches([*good, bad], 10, 2, vocab_size=500))
+        list(evaluation_batches([*good, bad], seq_len, batch_size, vocab_size=500))
 
 
 @pytest.mark.parametrize("left", [HEADER_BYTES + 40_000, HEADER_BYTES + 99_998])
