@@ -505,14 +505,15 @@ def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_pa
     held, real = threading.Event(), checkpoint.save_file
     monkeypatch.setattr("aura.checkpointer.save_file", lambda *words: held.wait(60) and real(*words))
     weights = torch.ones(1000)
-    keeper.save(1, {"w": weights, "list": [weights[:2], "x"]})
+    keeper.save(1, {"w": weights, "list": [weights[:2], "x", -weights[:2]]})
     weights.zero_()  # training goes on while the disk is slow
     assert keeper.last is None and checkpoint.found(tmp_path) == []
     held.set()
     keeper.finish()
     assert keeper.last.endswith("ckpt-00000001.pt")
     loaded = checkpoint.read(keeper.last)
-    assert torch.all(loaded["w"] == 1) and loaded["list"][1] == "x"
+    assert torch.all(loaded["w"] == 1) and [
+        part.tolist() if torch.is_tensor(part) else part for part in loaded["list"]] == [[1, 1], "x", [-1, -1]]
     weights.fill_(2)
     keeper.save(2, {"w": weights, "list": [weights[:2], "x"]})
     assert keeper.named().endswith("ckpt-00000002.pt")
@@ -520,9 +521,21 @@ def test_in_the_background_it_is_the_state_of_that_moment_that_is_written(tmp_pa
     monkeypatch.setattr("aura.checkpointer.cpu_copy", lambda value: pytest.fail("a second copy")
                         if torch.is_tensor(value) or isinstance(value, dict) else value)
     weights.fill_(3)
-    keeper.save(3, {"w": weights, "list": [weights[:5], "x"]}, interrupted=True)
+    keeper.save(3, {"w": weights, "list": [weights[:5], "x", weights[:2].half()]}, interrupted=True)
     loaded = checkpoint.read(keeper.last)
+    assert loaded["list"][2].dtype == torch.float16
     assert torch.all(loaded["w"] == 3) and torch.equal(loaded["list"][0], weights[:5]), "of another size than before"
+
+
+def test_whether_there_is_one_is_known_when_what_is_being_written_is_there(tmp_path, monkeypatch):
+    """Else a fault meanwhile would begin anew, although there is something to go back to."""
+    keeper = Checkpointer(tmp_path, Session(), background=True)
+    held, real, settle = threading.Event(), checkpoint.save_file, keeper.settle
+    monkeypatch.setattr("aura.checkpointer.save_file", lambda *words: held.wait(60) and real(*words))
+    keeper.save(1, state(1))
+    monkeypatch.setattr(keeper, "settle", lambda: held.set() or settle())
+    assert keeper.has_any()
+    keeper.finish()
 
 
 def test_no_copy_is_taken_before_the_one_before_has_been_written(tmp_path):
