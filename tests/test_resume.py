@@ -226,6 +226,8 @@ def test_what_is_not_as_it_was_is_told_and_what_is_owed_to_other_data_is_not_pai
     assert (run.progress.owed, run.progress.epoch_tokens) == (({"lr": 1}, 9) if same else (None, 0))
     assert run.progress.lr_scale == (0.25 if lr == 1e-3 else 1.0) and "Se reanuda en el paso 3 desde " in said
     assert all(piece in said for piece in told) and not any(piece in said for piece in untold), said
+    went_on, had_ended = (resume.as_learnt(args, run, 3, steps) for steps in (4, 3))
+    assert went_on.lr == lr and had_ended.lr == 1e-3 and went_on.seed == had_ended.seed == (1 if same else seed)
 
 
 @pytest.mark.parametrize("epoch, samples, batch, steps, fewer", [
