@@ -276,12 +276,18 @@ def test_two_pieces_of_one_number_are_refused(tmp_path):
         load(tmp_path / "tokenizer.json")
 
 
-def test_the_older_pair_of_files(tmp_path):
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_older_pair_of_files(tmp_path, end):
     document = json.loads(byte_level(tmp_path, "otro.json").read_text("utf-8"))
-    (tmp_path / "vocab.json").write_text(json.dumps(document["model"]["vocab"]))
-    merges = "".join(f"{a} {b}\n" for a, b in document["model"]["merges"])
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + merges, "utf-8")
-    text = corpus_text(1) + " ñ 😀"
+    vocab, merges = document["model"]["vocab"], document["model"]["merges"]
+    vocab["##"] = max(vocab.values()) + 1
+    merges.append(["#", "#"])  # a line that begins as the first one does
+    (tmp_path / "otro.json").write_text(json.dumps(document), "utf-8")
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges), ""]
+    (tmp_path / "merges.txt").write_bytes(end.join(lines).encode())
+    text = corpus_text(1) + " ñ 😀 ##"
+    assert vocab["##"] in load(tmp_path).encode(text)
     assert load(tmp_path).encode(text) == load(tmp_path / "otro.json").encode(text)
 
 
