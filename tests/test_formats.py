@@ -171,13 +171,19 @@ def test_a_list_is_known_before_it_is_too_long_a_line(tmp_path, monkeypatch):
         documents(write(tmp_path / "d.jsonl", json.dumps(RECORDS)))
 
 
+def test_a_text_is_no_list_for_its_bracket_nor_utf_16_for_a_few_nuls(tmp_path):
+    text = "[Capítulo I]\n" + "En un lugar de la Mancha.\n" * 20
+    for beginning in ("", "a\0b\0c\0\n"):
+        assert "".join(documents(write(tmp_path / "d.txt", beginning + text))).endswith(text.rstrip())
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_a_table_becomes_records(tmp_path, separator):
     rows = [separator.join(["cuerpo", "título"]), *(separator.join([f'"El ""ñandú"" {i},\ny; más\t"', '"Uno"'])
-                                                     for i in range(30))]
+                                                     for i in range(30)), separator.join(["a" * 200_000, ""])]
     assert follow(write(tmp_path / "d.csv", "\ufeff" + "\r\n".join(rows))) == 0
     assert follow(tmp_path / "d.jsonl") == 0
-    assert documents(tmp_path / "d.jsonl") == [f'El "ñandú" {i},\ny; más\t' for i in range(30)]
+    assert documents(tmp_path / "d.jsonl") == [*(f'El "ñandú" {i},\ny; más\t' for i in range(30)), "a" * 200_000]
 
 
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
