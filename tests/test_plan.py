@@ -272,6 +272,12 @@ def test_the_rate_is_the_known_cards_or_measured(monkeypatch):
     assert plan.device_flops(torch.device("cuda"), "bf16") is None
 
 
+def test_an_epoch_has_the_steps_that_the_loader_makes_of_the_text():
+    """The target of the last token is one more."""
+    steps = plan.Job(SMALL, 4, 2).steps_per_epoch
+    assert [steps(tokens) for tokens in (0, 1024, 1025, 2048, 2049)] == [0, 0, 1, 1, 2]
+
+
 def test_verdicts_name_what_would_fit_exactly():
     wanted = plan.Job(SMALL, 8, 4)
     flops = wanted.tokens_per_step * plan.hardware_flops_per_token(wanted)
