@@ -213,6 +213,7 @@ def test_generation_is_seeded_goes_past_the_context_and_keeps_the_mode():
     asked = iter([False, False, True])
     cut = list(sampling.generate(model, [1, 2, 3], 40, seed=5, top_k=20, top_p=0.9, stopped=lambda: next(asked)))
     assert cut == first[:2] and model.training
+    assert max(sampling.generate(model, [1, 2, 3], 40, pieces=5)) == 4, "the tokenizer has no more"
 
 
 def test_a_validation_is_without_dropout_and_counts_the_bytes_of_what_is_predicted():
@@ -277,6 +278,7 @@ def test_choices():
     assert {sampling.choose(logits, generator, top_k=9) for _ in range(300)} >= {0, 1, 2}
     half = torch.tensor([0.3, 0.5, 0.2]).log()
     assert {sampling.choose(half, generator, top_p=0.6) for _ in range(60)} == {0, 1}, "with the one that reaches it"
+    assert len({sampling.choose(torch.zeros(2), generator, top_p=0.5) for _ in range(60)}) == 1, "and no more"
 
 
 @pytest.mark.parametrize("config", [TINY, hrm.HRMConfig(40, 16, 1, 2, 16, 16, segments=2)], ids=["gpt", "hrm"])
