@@ -135,6 +135,11 @@ def test_what_becomes_of_other_data_is_told(rank, data, remedy):
     assert remedy in found.remedy
 
 
+def test_data_that_will_be_replaced_need_room_as_new_ones_do():
+    said = {0: fact(0), 1: fact(1, data={"sha256": "d2"}, disks=disks(free=1.02e8)), 2: fact(2)}
+    assert {found.kind for found in verdict.compare(said)} == {"data", "disk"}
+
+
 def test_what_the_group_shows():
     peers = {rank: fact(rank) for rank in range(3)}
     well = {"wrong": None, "reason": None, "backend": "nccl", "fallback": None}
