@@ -192,6 +192,16 @@ def test_what_is_to_be_done_now_is_no_change(tmp_path):
     assert args.prepare and args.dry_run
 
 
+def test_what_has_been_moved_is_not_written_where_it_was(tmp_path):
+    for folder, output in (("antes", "salida de antes"), ("copia", "salida")):
+        args = script.build_parser().parse_args(["--checkpoint_dir", str(tmp_path / folder)])
+        args.output_dir = "salida"
+        before = {**vars(args), "checkpoint_dir": str(tmp_path / "antes"), "output_dir": "salida de antes",
+                  "dataset_name": "libro.txt", "lr": 0.5}
+        recall.arguments(args, {"arguments": before}, script.FIXED, script.flag, pytest.fail)
+        assert args.output_dir == output and args.lr == 0.5
+
+
 @pytest.mark.parametrize("words, steps", [(["--warmup_ratio", "0.9"], None), (["--warmup_steps", "5"], 5), ([], 2)])
 def test_a_ratio_of_warmup_replaces_recorded_steps(tmp_path, words, steps):
     notes = []
