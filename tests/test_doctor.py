@@ -273,6 +273,14 @@ def data(tmp_path_factory):
     return [folder / name for name in "abc"]
 
 
+def test_a_tokenizer_that_was_changed_among_the_data_is_another(data, tmp_path):
+    shutil.copytree(data[0], tmp_path / "a")
+    before = facts._data(tmp_path / "a")
+    next((tmp_path / "a").glob("*/tokenizer.model")).write_bytes(b"otro")
+    after = facts._data(tmp_path / "a")
+    assert before["name"] == "libro" and {name for name in before if before[name] != after[name]} == {"tokenizer"}
+
+
 @pytest.fixture
 def full_disk(tmp_path):
     """A folder on a disk of its own with no room left."""

@@ -1,9 +1,11 @@
 """The HRM scripts as a user runs them: real processes, real files."""
 
 import argparse
+import contextlib
 import csv
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -206,6 +208,45 @@ def test_what_exchanging_costs_is_measured_and_told(book, tmp_path):
         kept.write_text(text)
         code, output = train(tmp_path, *options)
         assert code == 2 and "benchmark.json" in output and "bórrelo" in output, output
+
+
+def test_the_figures_are_those_of_the_slowest_rank_and_of_all_tokens(monkeypatch):
+    """By hand: two ranks of which the other one takes 2 s for each step of 2 x 3 sequences of 8 tokens."""
+    exchanged, found = [], []
+
+    class Loader(contextlib.nullcontext):
+        def next(self):
+            return torch.ones(1, 1)
+
+    @contextlib.contextmanager
+    def exchanging(_, wanted):
+        exchanged.append(wanted)
+        yield
+
+    monkeypatch.setattr(scaling.sharding, "exchanging", exchanging)
+    monkeypatch.setattr(scaling, "setting", lambda *_: {})
+    monkeypatch.setattr(scaling, "_tell", lambda *given: found.append(given[-1]))
+    dist = SimpleNamespace(world_size=2, device=torch.device("cpu"), wrap=lambda model: model, barrier=lambda: None,
+                           gather_objects=lambda mine: [mine, 2.0])
+    args = argparse.Namespace(lr=1e-3, weight_decay=0.1, compile=False, batch_size=2, grad_accum=3, seq_len=8)
+    scaling.benchmark(args, dist, Loader(), SimpleNamespace(autocast=contextlib.nullcontext), None,
+                      torch.nn.Linear(1, 1), lambda model, batch: (model(batch).sum(), 1))
+    [figures] = found
+    assert figures["tokens_per_s"] == figures["without_exchange"] == 48.0
+    assert figures["fastest_s"] == figures["slowest_s"] == 2.0
+    assert exchanged == [False, False, True, False, False, False] * (scaling.WARMUP + scaling.ROUNDS)
+
+
+def test_communication_is_what_it_takes_off_and_efficiency_is_of_so_many_times_one(tmp_path, monkeypatch):
+    one, two = {"tokens_per_s": 100.0}, {"tokens_per_s": 150.0, "without_exchange": 200.0}
+    monkeypatch.setattr(scaling, "recorded", lambda *_: {1: one})
+    lines = []
+    dist = SimpleNamespace(world_size=2, device=None, main=False, print=lines.append)
+    scaling._tell(None, dist, None, {**two, "fastest_s": 1.0, "slowest_s": 2.0})
+    assert lines[0].startswith("Rendimiento con 2 procesos: 150 tokens/s ")
+    assert lines[1].startswith("Comunicación: 25.0 % ") and lines[2].startswith("Eficiencia de escala: 75.0 % de 2 ")
+    assert scaling.yardsticks({1: one, 2: two}, 2) == {"ideal": 200.0, "unexchanged": 200.0}
+    assert scaling.yardsticks({1: one, 2: two}, 1) == {"ideal": None, "unexchanged": None}
 
 
 def test_figures_of_each_setting_are_kept_and_unlike_ones_not_compared(tmp_path):
