@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import train_tensordock as script
-from aura import cgroup, checkpoint, corpus, files, recall
-from aura.errors import UserError
+from aura import budget, cgroup, checkpoint, corpus, files, plan, recall
+from aura.distributed import Session
+from aura.errors import TrainingFault, UserError
+from aura.models import gpt
 from aura.output import read_output
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 from tests.test_tokenizer import byte_level
@@ -602,3 +604,28 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
         assert code == 0 and int(rows(tmp_path / "s")[-1]["tokens"]) == sequences * 32, output
         assert ("Se sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (steps < 6)
         assert ("Cambia respecto al punto de control: --gradient_acc" in output) == (steps == 6)
+
+
+def test_a_smaller_batch_keeps_the_sequences_of_a_step():
+    args, tried = SimpleNamespace(batch_size=6, grad_accum=1, auto_oom=True), []
+
+    def run_out():
+        tried.append((args.batch_size, args.grad_accum))
+        raise MemoryError
+
+    with pytest.raises(TrainingFault, match="con --batch_size 1 --gradient_accumulation_steps 6: use"):
+        budget.run_within(args, Session(), run_out)
+    assert tried == [(6, 1), (3, 2), (2, 3), (1, 6)]
+
+
+def test_what_is_kept_for_validation_is_not_planned_and_an_average_is(tmp_path, monkeypatch):
+    (tmp_path / "libro.txt").write_text("a" * 43_000, encoding="utf-8")
+    asked = SimpleNamespace(dataset_name=str(tmp_path / "libro.txt"), dataset_max_tokens=None, val_fraction=0.1)
+    assert budget.planned_tokens(asked) == (9000, False)
+    monkeypatch.setattr(budget.dataset, "latest", lambda _: SimpleNamespace(tokens={"train": 90, "val": 10}.get))
+    assert budget.planned_tokens(SimpleNamespace(dataset_name=None, data_dir="datos")) == (90, True)
+    args = SimpleNamespace(batch_size=1, grad_accum=1, grad_checkpointing=False, attention="sdpa", optimizer="adamw")
+    config, card = gpt.GPTConfig(n_layer=1, n_head=1, n_embd=8), plan.imagined_card("X", 1e9, "fp32")
+    for decay in (0.0, 0.9):
+        args.ema = decay
+        assert budget.job_of(args, config, card).ema == bool(decay)
