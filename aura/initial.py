@@ -1,5 +1,6 @@
 """--init-from: a training that begins with the weights of another model, of this project or published as a GPT-2."""
 
+import os
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import torch
 
 from aura import gpt2, models, output, published, tokenizer
+from aura.checkpoint import choose, peek
 from aura.errors import TrainingFault, UserError, found_by_all
 from aura.files import path_called
 from aura.models import gpt
@@ -38,7 +40,7 @@ def read(args, dist):
     it was not given. Raises UserError."""
     if args.init_from is None:
         return None
-    found = dist.made_on_main(lambda: _read(args, dist.print))
+    found = dist.made_on_main(lambda: _read_or_known(args, dist.print))
     values, checksum = dist.run_on_main(lambda: [asdict(found.config), found.checksum])
     return _fitted(args, found or Beginning(gpt.GPTConfig(**values), checksum))
 
@@ -59,6 +61,23 @@ def _again(args, begun):
         raise TrainingFault(f"no hay punto de control, y {FLAG} {args.init_from!r} ya no es el modelo del que se "
                             "partió")
     return found.weights
+
+
+def _read_or_known(args, note):
+    """_read() or, where there is no such model any more, what the checkpoint of the run that began with it knows of it:
+    all but its weights, which that run no longer needs."""
+    try:
+        return _read(args, note)
+    except UserError:
+        path = None if args.resume == "none" or args.prepare or os.path.lexists(args.init_from) else \
+            choose(args.resume, args.checkpoint_dir)
+        state = peek(path) if path else {}
+        if not state.get("begun_with") or state["arguments"].get("init_from") != args.init_from:
+            raise
+        note(f"Aviso: {FLAG} {args.init_from!r} ya no se puede leer; se sigue sin él: {path} tiene lo que hace falta.")
+        config = models.described(state["config"], state["model"], repr(str(path)))
+        pieces = tokenizer.from_bytes(state["tokenizer"].numpy().tobytes())
+        return Beginning(config, state["begun_with"], state["model"], pieces)
 
 
 def _read(args, note):

@@ -54,7 +54,7 @@ def beginning(path, *given, **options):
     """initial.read() of one process, for arguments of which `given` were typed."""
     args = SimpleNamespace(**{"init_from": str(path), "given": set(given), "seq_len": None, "n_layer": None, "n_head":
                               None, "n_embd": None, "dropout": None, "output": "otro.pth",
-                              "checkpoint_dir": "otra", "prepare": False, **options})
+                              "checkpoint_dir": "otra", "prepare": False, "resume": "auto", **options})
     return initial.read(args, distributed.Session()), args
 
 
@@ -73,6 +73,28 @@ def test_it_begins_where_the_model_ended_and_goes_on_by_itself(model, other, tmp
     assert code == 0 and "Se reanuda en el paso 6" in said, "also without the model that it began with"
     code, said = train(tmp_path, *other[:-1], 8)
     assert code == 0 and "Se reanuda en el paso 7" in said, "and again with it: it is still known how it began"
+
+
+def test_a_run_goes_on_when_the_model_that_it_began_with_is_gone(model, other, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("modelo.pth", "modelo.json", "modelo.tokenizer.model"):
+        shutil.copy(model / name, base)
+    words = ["--init-from", base / "modelo.pth", *other[2:-1], 6, "--checkpoint-freq", 3]
+    code, said = train(tmp_path, *words)
+    assert code == 0, said
+    whole, weights = losses(tmp_path), torch.load(tmp_path / "gpt2_spanish.pth", weights_only=True)
+    shutil.rmtree(base)
+    (tmp_path / "checkpoints" / "ckpt-00000006.pt").unlink()
+    code, said = train(tmp_path, *words[:1], base / "otro.pth", *words[2:])
+    assert code == 2 and "otro.pth': no existe" in said, said
+    code, said = train(tmp_path, *words, "--resume", "none")
+    assert code == 2 and "modelo.pth': no existe" in said, said
+    code, said = train(tmp_path, *words)
+    assert code == 0 and "modelo.pth' ya no se puede leer; se sigue sin él: " in said, said
+    assert "Se reanuda en el paso 3" in said and losses(tmp_path) == whole
+    again = torch.load(tmp_path / "gpt2_spanish.pth", weights_only=True)
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
 def test_two_processes_of_which_one_has_the_model_learn_what_one_does(other, tmp_path):
