@@ -191,7 +191,8 @@ class Parser(argparse.ArgumentParser):
         return [flag for flag in ELSEWHERE.get(name, ()) if flag in known] or [
             flag for flag in known if flag.startswith(f"{name}-") or name.startswith(f"{flag}-")
             or flag.endswith(name[1:]) or name.endswith(flag[1:])
-        ] or difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+        ] or [flag for flag in known if flag.startswith(name)] or difflib.get_close_matches(
+            name, known, n=1, cutoff=ALIKE)
 
 
 def _dashed(word):

@@ -45,6 +45,7 @@ def test_underscores_in_values_stay():
     (["--block_size=32"], ["desconocido --block-size=32; ¿quiso decir --seq-len?"]),
     (["--learning_rate", "1e-3"], ["¿quiso decir --lr?"]), (["--dtype", "bf16"], ["¿quiso decir --precision?"]),
     (["--steps", "3"], ["¿quiso decir --max-steps?"]), (["--do-train"], ["desconocido --do-train (las opciones:"]),
+    (["--check", "3"], ["¿quiso decir --checkpoint-dir?"]),
     (["--batch", "3"], ["¿quiso decir --batch-size?"]), (["--clip", "1"], ["¿quiso decir --grad-clip?"]),
     (["--model_preset", "demo"], ["¿quiso decir --preset?"]), (["--lora"], ["desconocido --lora (las opciones:"]),
     (["-n"], ["desconocido -n (las opciones:"]),
