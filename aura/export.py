@@ -16,6 +16,7 @@ from aura import cli, gpt2, models, output
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError
 from aura.files import (
+    IN_USE,
     MISSHAPEN,
     building,
     explain,
@@ -99,7 +100,7 @@ def require_free(directory):
     if not ours:
         raise UserError(f"{named}: la carpeta no está vacía y no es una exportación anterior, así que no se "
                         "sobrescribe; indique otra")
-    foreign = sorted(found - FILES)
+    foreign = sorted(found - FILES - {IN_USE})  # which one killed at the very end leaves there
     if foreign:
         raise UserError(f"{named}: junto a una exportación anterior hay ficheros que se perderían "
                         f"({', '.join(foreign[:3])}); muévalos o indique otra carpeta")

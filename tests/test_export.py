@@ -19,7 +19,7 @@ import sentencepiece
 import torch
 from sentencepiece import sentencepiece_model_pb2
 
-from aura import backend, checkpoint, export, generate, ops, output, pretrain, sampling
+from aura import backend, checkpoint, export, files, generate, ops, output, pretrain, sampling
 from aura import tokenizer as tokenizers
 from aura.distributed import Session
 from aura.errors import UserError
@@ -385,6 +385,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(model, tokenizer, tmp_pa
     for described in (path.with_suffix(".json"), tmp_path / "hf" / "config.json"):  # as Windows' Notepad saves them
         described.write_text(described.read_text(encoding="utf-8"), encoding="utf-8-sig")
     assert "Sustituye" not in capsys.readouterr().out
+    (tmp_path / "hf" / files.IN_USE).touch()  # of one that was killed as it ended
     run(monkeypatch, *order)
     assert " Sustituye a la exportación que había ahí.\n" in capsys.readouterr().out
     (tmp_path / "hf" / "notas.txt").write_text("mías")
