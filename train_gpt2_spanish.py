@@ -15,7 +15,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 import dataclasses
 
 from aura import cli, distributed, initial, optim, pretrain, start
-from aura.errors import EXIT_OK, UserError, found_by_all
+from aura.errors import EXIT_OK, found_by_all
 from aura.models import gpt
 
 # What a preset decides besides the model's sizes (aura/models/gpt.py). Learning rates: Brown et al. 2020, table 2.1,
@@ -32,9 +32,6 @@ RECIPES = {
     "gpt2-large": {"batch_size": 2, "grad_accum": 16, "lr": 2.5e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
     "gpt2-xl": {"batch_size": 1, "grad_accum": 32, "lr": 2e-4, "beta2": 0.99, "warmup_ratio": 0.03, "epochs": 1},
 }
-# Share of a preset's learning rate for weights that are trained already. demo, trained on four fifths of the Quijote
-# and for one epoch on the rest, validated at 4.91, 4.90, 4.91 and 5.00 there with 0.03, 0.1, 0.3 and 1 times its rate.
-CONTINUED = 0.1
 
 
 def build_parser():
@@ -42,10 +39,7 @@ def build_parser():
     parser = cli.Parser(prog="train_gpt2_spanish.py", description="Entrena un GPT-2 en español.")
     model = parser.add_argument_group("modelo")
     model.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="gpt2", help=", ".join(gpt.PRESETS))
-    model.add_argument("--init-from", type=cli.path, metavar="RUTA|NOMBRE",
-                       help="empieza con los pesos, las medidas y el tokenizador de un modelo ya entrenado: un .pth o "
-                            ".pt de este proyecto, o un GPT-2 de Hugging Face, su carpeta o su nombre; --preset da "
-                            "entonces solo la receta")
+    initial.add_argument(model, "un .pth o .pt de este proyecto, o un GPT-2 de Hugging Face, su carpeta o su nombre")
     model.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques")
     model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
     model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
@@ -65,16 +59,13 @@ def build_parser():
 def complete(args):
     """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
     vocabulary, which the data decides."""
-    if args.init_from and args.tokenizer:
-        raise UserError(f"--tokenizer {args.tokenizer!r}: con --init-from el tokenizador es el de ese modelo; quite "
-                        "--tokenizer")
+    initial.check_arguments(args)
     preset = gpt.PRESETS[args.preset]
     explicit_length = args.max_steps or args.epochs
     for name, value in {**RECIPES[args.preset], **dataclasses.asdict(preset)}.items():
         if getattr(args, name) is None and not (name == "max_steps" and explicit_length):
             setattr(args, name, value)
-    if args.init_from and "lr" not in args.given:
-        args.lr *= CONTINUED
+    initial.lower_rate(args)
     sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(preset)}
     config = dataclasses.replace(preset, **sizes)
     config.check()
@@ -96,11 +87,9 @@ def main():
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)
-        begun = initial.read(args, dist)
+        begun = initial.read(args, dist, gpt.GPTConfig)
         if begun:
             config = begun.config
-            if "lr" not in args.given and not args.prepare:
-                dist.print(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
         if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)
         data = pretrain.load_data(args, dist, config, begun)
@@ -109,11 +98,7 @@ def main():
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         start.require_memory(args, config, dist, pretrain.SMALLER)
-        model = dist.build(lambda: gpt.GPT(config), lambda model: initial.filled(model, begun, dist, args.seed))
-        if begun:
-            begun = begun.without_weights()
-            if not dist.sharded:
-                dist.broadcast_weights(model)
+        model, begun = initial.built(begun, dist, lambda: gpt.GPT(config), args.seed)
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 
         def schedule(step, steps):

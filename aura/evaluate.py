@@ -24,7 +24,6 @@ from aura.bar import tqdm
 from aura.distributed import Session
 from aura.errors import EXIT_OK, UserError
 from aura.files import MISSHAPEN, explain, require_writable_file, write_json
-from aura.models import hrm
 
 HUB_TOKENS = 1_000_000  # of a text of the Hub where --dataset-max-tokens gives no other limit
 PROGRAM = "aura.evaluate"  # in a file of --json: a later one may replace it
@@ -133,11 +132,7 @@ def _read(args, warn):
     named = f"--checkpoint {args.checkpoint!r}"
     values, weights, tokenizer, learnt = initial.opened(args.checkpoint, "--checkpoint", warn)
     config = models.described(values, weights, named)
-    if isinstance(config, hrm.HRMConfig):
-        models.require_pieces(tokenizer, config, named)
-    else:
-        config, weights = initial.with_pieces(config, weights, tokenizer, named)
-    return config, weights, tokenizer, learnt
+    return *initial.with_pieces(config, weights, tokenizer, named), tokenizer, learnt
 
 
 @dataclass(frozen=True)

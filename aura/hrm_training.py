@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aura import cli, corpus, distributed, files, optim, pretrain, scaling, start, stream
+from aura import cli, corpus, distributed, files, initial, optim, pretrain, scaling, start, stream
 from aura import tokenizer as tokenizers
 from aura.errors import EXIT_OK, UserError, found_by_all
 from aura.models import hrm
@@ -41,6 +41,7 @@ def make_parser(prog, description, presets):
     parser = cli.Parser(prog=prog, description=description)
     model = parser.add_argument_group("modelo")
     model.add_argument("--preset", type=cli.choice(*presets), default=next(iter(presets)), help=", ".join(presets))
+    initial.add_argument(model, "un .pth o .pt de este programa")
     model.add_argument("--seq-len", type=cli.number(int, low=1), help="longitud de las secuencias y del contexto")
     model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
     model.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques de cada pila")
@@ -83,6 +84,7 @@ def make_parser(prog, description, presets):
 def complete(args, presets):
     """Fill what was not given from the preset; a given value always wins. Returns the model's config without its
     vocabulary, which the data decides."""
+    initial.check_arguments(args)
     preset = presets[args.preset]
     values = {**dataclasses.asdict(preset.config), "lr": preset.lr, "warmup_ratio": preset.warmup_ratio,
               "grad_checkpointing": preset.grad_checkpointing, "ema": preset.ema, "beta2": preset.beta2}
@@ -91,6 +93,7 @@ def complete(args, presets):
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
+    initial.lower_rate(args)
     if args.benchmark and args.sync in ("fp16", "diloco"):
         raise UserError("--benchmark mide lo que cuesta intercambiar los gradientes en cada paso: quite --sync "
                         f"{args.sync}")
@@ -107,13 +110,14 @@ def complete(args, presets):
     return config
 
 
-def load_data(args, dist, config):
-    """The prepared Dataset or, with --stream, the stream.Streamed that is read as the model trains."""
+def load_data(args, dist, config, begun=None):
+    """The prepared Dataset or, with --stream, the stream.Streamed that is read as the model trains. begun: an
+    initial.Beginning, whose tokenizer they get, or None."""
     # Rank 0 decides for all: the text may lie on its machine alone, and its path pass for a name on the Hub elsewhere.
-    kind = dist.run_on_main(lambda: _kind_to_stream(args))
+    kind = dist.run_on_main(lambda: _kind_to_stream(args, begun))
     args.stream = kind is not None
     if not args.stream:
-        return pretrain.load_data(args, dist, config)
+        return pretrain.load_data(args, dist, config, begun)
     missing = kind == "ficheros" and not files.path_called(args.dataset_name, "--dataset").exists()
     found = None if missing else corpus.open_corpus(args.dataset_name, flag="--dataset")
     if missing or found.source["kind"] != kind:
@@ -121,10 +125,10 @@ def load_data(args, dist, config):
                  if kind == "hub" else "está en la máquina del rango 0 y no en esta: cópielo aquí")
         raise UserError(f"--dataset {args.dataset_name!r}: {where}, o use --no-stream, que lo prepara y lo envía")
     return stream.open_stream(found, args.data_dir, dist, vocab_size=args.vocab_size, tokenizer_path=args.tokenizer,
-                              val_fraction=args.val_fraction)
+                              tokenizer=begun and begun.tokenizer, val_fraction=args.val_fraction)
 
 
-def _kind_to_stream(args):
+def _kind_to_stream(args, begun):
     """The kind of source that is to be read as the model trains, or None where the data are prepared before."""
     if args.dataset_name is None:
         if args.stream:
@@ -145,7 +149,7 @@ def _kind_to_stream(args):
     if args.dataset_max_tokens:
         raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: un texto que se lee a medida que se "
                         "entrena no se corta; use --max-steps, o --no-stream para prepararlo antes")
-    pretrain.require_pieces(args, args.tokenizer and tokenizers.load(args.tokenizer))
+    pretrain.require_pieces(args, begun.tokenizer if begun else args.tokenizer and tokenizers.load(args.tokenizer))
     return kind
 
 
@@ -209,8 +213,11 @@ def run(parser, presets):
         if not args.prepare:
             start.check_places(args, dist)
             start.require_means(args, dist)
+        begun = initial.read(args, dist, hrm.HRMConfig)
+        config = begun.config if begun else config
+        if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)
-        data = load_data(args, dist, config)
+        data = load_data(args, dist, config, begun)
         if args.prepare:
             return EXIT_OK
         keep_effective_batch(args, presets[args.preset], dist.world_size, dist.print)
@@ -220,13 +227,13 @@ def run(parser, presets):
                        "sus vectores solo aprenden como salida: añada --reinject.")
         announce(args, dist, data)
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        return train(args, dist, data, config)
+        return train(args, dist, data, config, begun)
 
 
-def train(args, dist, data, config):
-    """Build the model and train it; returns the exit code."""
+def train(args, dist, data, config, begun=None):
+    """Build the model and train it; returns the exit code. begun: an initial.Beginning or None."""
     start.require_memory(args, config, dist, pretrain.SMALLER)
-    model = dist.build(lambda: hrm.HRM(config), lambda model: model.init_weights(args.seed))
+    model, begun = initial.built(begun, dist, lambda: hrm.HRM(config), args.seed)
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)
     if args.benchmark:
@@ -242,5 +249,5 @@ def train(args, dist, data, config):
     def begin_step(step, steps):
         model.bp_passes = hrm.bp_passes(step, steps)
 
-    return pretrain.train(args, dist, data, model, optimizer, schedule, loss, begin_step=begin_step,
+    return pretrain.train(args, dist, data, model, optimizer, schedule, loss, begin_step=begin_step, begun=begun,
                           measured=scaling.recorded(args, config, dist.device))

@@ -1,4 +1,4 @@
-"""--init-from: a training that begins with the weights of another model, of this project or published as a GPT-2."""
+"""--init-from: a training that begins with the weights of another model: one of this project, or a published GPT-2."""
 
 import os
 import zlib
@@ -7,15 +7,22 @@ from pathlib import Path
 
 import torch
 
-from aura import gpt2, models, output, published, tokenizer
+from aura import cli, gpt2, models, output, published, tokenizer
 from aura.checkpoint import choose, peek
 from aura.errors import TrainingFault, UserError, found_by_all
 from aura.files import path_called
-from aura.models import gpt
+from aura.models import gpt, hrm
 
 FLAG = "--init-from"
 FILES = [published.CONFIG, published.WEIGHTS, published.TOKENIZER, "tokenizer_config.json", "tokenizer.model",
          "vocab.json", "merges.txt"]
+# Share of a preset's learning rate for weights that are trained already. demo of train_gpt2_spanish.py, trained on four
+# fifths of the Quijote and for one epoch on the rest, validated at 4.91, 4.90, 4.91 and 5.00 there with 0.03, 0.1, 0.3
+# and 1 times its rate.
+CONTINUED = 0.1
+# What a training may choose anew, and the name that a model has in an error message.
+ANEW = {gpt.GPTConfig: ("seq_len", "dropout"), hrm.HRMConfig: ("seq_len", "ponder_price")}
+CALLED = {gpt.GPTConfig: "un GPT-2", hrm.HRMConfig: "un HRM"}
 # A padding and an end-of-document token may have been added to a tokenizer (tokenizer.load), no more.
 NEW_PIECES = 2
 
@@ -25,7 +32,7 @@ class Beginning:
     """What a training begins with. checksum: the CRC-32 of the weights, as they were read. On rank 0 weights: {our
     name: float32 tensor on the CPU}, and the model's tokenizer; None on the others."""
 
-    config: gpt.GPTConfig
+    config: gpt.GPTConfig | hrm.HRMConfig
     checksum: int
     weights: dict | None = None
     tokenizer: object = None
@@ -35,14 +42,36 @@ class Beginning:
         return replace(self, weights=None)
 
 
-def read(args, dist):
-    """The Beginning that --init-from names, which only rank 0 needs to have, with the sizes put into `args`; None where
-    it was not given. Raises UserError."""
+def add_argument(group, held):
+    """Add --init-from to a group of arguments. held: Spanish for what it may be."""
+    group.add_argument(FLAG, type=cli.path, metavar="RUTA|NOMBRE",
+                       help="empieza con los pesos, las medidas y el tokenizador de un modelo ya entrenado: "
+                            f"{held}; --preset da entonces solo la receta")
+
+
+def check_arguments(args):
+    """Raise UserError for a tokenizer beside the model's own."""
+    if args.init_from and args.tokenizer:
+        raise UserError(f"--tokenizer {args.tokenizer!r}: con {FLAG} el tokenizador es el de ese modelo; quite "
+                        "--tokenizer")
+
+
+def lower_rate(args):
+    """Take a share of the preset's learning rate where the weights are trained already and none was given."""
+    if args.init_from and "lr" not in args.given:
+        args.lr *= CONTINUED
+
+
+def read(args, dist, kind):
+    """The Beginning that --init-from names, a model of the config `kind`, which only rank 0 needs to have, with the
+    sizes put into `args`; None where it was not given. Raises UserError."""
     if args.init_from is None:
         return None
-    found = dist.made_on_main(lambda: _read_or_known(args, dist.print))
+    found = dist.made_on_main(lambda: _read_or_known(args, kind, dist.print))
     values, checksum = dist.run_on_main(lambda: [asdict(found.config), found.checksum])
-    return _fitted(args, found or Beginning(gpt.GPTConfig(**values), checksum))
+    if "lr" not in args.given and not args.prepare:
+        dist.print(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
+    return _fitted(args, found or Beginning(kind(**values), checksum))
 
 
 def weights(args, dist, begun):
@@ -53,7 +82,7 @@ def weights(args, dist, begun):
 
 def _again(args, begun):
     try:
-        found = _fitted(args, _read(args, lambda line: None))
+        found = _fitted(args, _read(args, type(begun.config), lambda line: None))
     except UserError as problem:
         raise TrainingFault(f"no hay punto de control, y el modelo del que se partió no se puede leer: {problem}"
                             ) from problem
@@ -63,11 +92,11 @@ def _again(args, begun):
     return found.weights
 
 
-def _read_or_known(args, note):
+def _read_or_known(args, kind, note):
     """_read() or, where there is no such model any more, what the checkpoint of the run that began with it knows of it:
     all but its weights, which that run no longer needs."""
     try:
-        return _read(args, note)
+        return _read(args, kind, note)
     except UserError:
         path = None if args.resume == "none" or args.prepare or os.path.lexists(args.init_from) else \
             choose(args.resume, args.checkpoint_dir)
@@ -80,12 +109,13 @@ def _read_or_known(args, note):
         return Beginning(config, state["begun_with"], state["model"], pieces)
 
 
-def _read(args, note):
+def _read(args, kind, note):
     named = f"{FLAG} {args.init_from!r}"
     values, found, pieces, _ = opened(args.init_from, FLAG, note, lambda files: _require_apart(args, files, named))
     config = models.described(values, found, named)
-    if not isinstance(config, gpt.GPTConfig):
-        raise UserError(f"{named}: es un HRM, y este programa entrena un GPT-2: indique otro modelo")
+    if not isinstance(config, kind):
+        raise UserError(f"{named}: es {CALLED[type(config)]}, y este programa entrena {CALLED[kind]}: indique otro "
+                        "modelo")
     checksum = 0
     for name in sorted(found):
         checksum = zlib.crc32(found[name].contiguous().view(-1).view(torch.uint8).numpy(), checksum)
@@ -122,7 +152,7 @@ def opened(name, flag, note, prove=lambda files: None):
 
 
 def with_pieces(config, found, pieces, named):
-    """(the GPTConfig, the float32 weights) of a model with as many rows in its embedding as its tokenizer has pieces.
+    """(the config, the float32 weights) of a model with as many rows in its embedding as its tokenizer has pieces.
     named: how the error message calls it. Raises UserError where that has others than the model's."""
     if pieces.vocab_size > config.vocab_size + NEW_PIECES:
         raise UserError(f"{named}: su tokenizador tiene {pieces.vocab_size} piezas y el modelo solo "
@@ -157,22 +187,33 @@ def _with_rows(embedding, count):
 
 @found_by_all
 def _fitted(args, begun):
-    """`begun` with the context and the dropout that were asked for; what else was given must be what it is."""
-    config = begun.config
-    for name in ("n_layer", "n_head", "n_embd"):
-        flag, given, has = f"--{name.replace('_', '-')}", getattr(args, name), getattr(config, name)
-        if name in args.given and given != has:
+    """`begun` with those values of ANEW that were asked for; what else was given must be what it is."""
+    config, weights, anew = begun.config, begun.weights, ANEW[type(begun.config)]
+    for name, has in asdict(config).items():
+        flag, given = f"--{name.replace('_', '-')}", getattr(args, name, has)
+        if name in args.given and name not in (*anew, "vocab_size") and given != has:
+            if isinstance(has, bool):
+                raise UserError(f"{flag if given else f'--no-{flag[2:]}'}: el modelo de {FLAG} no es así; quítelo")
             raise UserError(f"{flag} {given}: el modelo de {FLAG} tiene {has}; quite {flag}")
-    if "seq_len" in args.given and args.seq_len > config.seq_len:
+    learnt = isinstance(config, gpt.GPTConfig)  # each position, and there are no others
+    if learnt and "seq_len" in args.given and args.seq_len > config.seq_len:
         raise UserError(f"--seq-len {args.seq_len}: el modelo de {FLAG} lee hasta {config.seq_len} tokens; indique "
                         f"{config.seq_len} o menos")
-    asked = {name: getattr(args, name) for name in ("seq_len", "dropout") if name in args.given}
-    config = replace(config, **asked)
+    config = replace(config, **{name: getattr(args, name) for name in anew if name in args.given})
     for name, value in asdict(config).items():
         if name != "vocab_size" or name not in args.given:  # else whoever prepares the data says so
             setattr(args, name, value)
-    shortened = begun.weights and {**begun.weights, "wpe.weight": begun.weights["wpe.weight"][:config.seq_len]}
-    return replace(begun, config=config, weights=shortened)
+    if learnt and weights:
+        weights = {**weights, "wpe.weight": weights["wpe.weight"][:config.seq_len]}
+    return replace(begun, config=config, weights=weights)
+
+
+def built(begun, dist, make, seed):
+    """(make() with the weights to begin with, the same on every rank that holds them whole; `begun` without them)."""
+    model = dist.build(make, lambda model: filled(model, begun, dist, seed))
+    if begun and not dist.sharded:
+        dist.broadcast_weights(model)
+    return model, begun and begun.without_weights()
 
 
 def filled(model, begun, dist, seed):

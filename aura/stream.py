@@ -66,10 +66,11 @@ class Streamed:
         return self.tokenizer
 
 
-def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_path=None, val_fraction=None):
-    """The Streamed `corpus`, on all ranks together, with the tokenizer of `tokenizer_path`, else the one that an
-    earlier run with this source and vocabulary kept in data_dir, else one trained on the first documents for training
-    and kept there.
+def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_path=None, tokenizer=None,
+                val_fraction=None):
+    """The Streamed `corpus`, on all ranks together, with rank 0's `tokenizer` or that of `tokenizer_path`, else the one
+    that an earlier run with this source and vocabulary kept in data_dir, else one trained on the first documents for
+    training and kept there.
 
     Raises UserError for what cannot be read or written.
     """
@@ -77,23 +78,23 @@ def open_stream(corpus: Corpus, data_dir, dist, *, vocab_size=32_000, tokenizer_
         threshold = float(preparation.validation_threshold(corpus, val_fraction))
         kept = Path(data_dir) / f"{corpus.name}.{vocab_size}.{corpus.fingerprint()[:12]}.tokenizer.model"
         try:
-            if tokenizer_path:
-                tokenizer = tokenizers.load(tokenizer_path)
+            if tokenizer or tokenizer_path:
+                chosen = tokenizer or tokenizers.load(tokenizer_path)
             elif kept.is_file():
                 try:
-                    tokenizer = tokenizers.load(kept, "el tokenizador guardado")
+                    chosen = tokenizers.load(kept, "el tokenizador guardado")
                 except UserError as problem:
                     raise UserError(f"{problem}; bórrelo, y se entrenará de nuevo") from problem
             else:
                 require_writable_directory(data_dir, "--data-dir")
                 dist.print(f"Entrenando el tokenizador con el principio de {corpus.name!r} ({vocab_size} piezas)...")
-                tokenizer = tokenizers.train(preparation.training_documents(corpus, threshold), vocab_size, dist.print,
-                                             f"el corpus {corpus.name!r}")
-                write_bytes(kept, tokenizer.model)
+                chosen = tokenizers.train(preparation.training_documents(corpus, threshold), vocab_size, dist.print,
+                                          f"el corpus {corpus.name!r}")
+                write_bytes(kept, chosen.model)
         except OSError as problem:
             raise UserError(f"{str(kept)!r}: no se puede guardar ahí el tokenizador ({explain(problem)}); indique otra "
                             "carpeta con --data-dir") from problem
-        model = torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8)
+        model = torch.frombuffer(bytearray(chosen.model), dtype=torch.uint8)
         return model, threshold
 
     model, threshold = dist.broadcast_tree(dist.made_on_main(on_main))

@@ -81,6 +81,52 @@ def test_from_text_to_a_model_that_writes(book, tmp_path):
     assert code == 0 and text.startswith("Ana")
 
 
+def test_a_trained_hrm_goes_on_with_another_text(book, tmp_path):
+    """On one process, on two of which one has the model, and by a stream, which gets its tokenizer too."""
+    folders = [tmp_path / name for name in ("base", "one", "two", "other", "stream")]
+    for folder in folders:
+        folder.mkdir()
+    base, one, two, other, streamed = folders
+    kept = [*TINY, "--log-interval", 1, "--segments", 2, "--reinject"]
+    code, said = train(base, "--dataset", book, *kept, "--max_steps", 40, "--lr", 5e-3)
+    assert code == 0, said
+    whole, text = losses(base), tmp_path / "otro.txt"
+    assert whole[0] - whole[-1] > 1
+    text.write_text(corpus_text(70)[40_000:], encoding="utf-8")
+    words = ["--preset", "demo", "--init-from", base / "hrm.pth", "--dataset", text, "--sample-length", 0,
+             "--log-interval", 1, "--max_steps", 4]
+    code, said = train(one, *words)
+    assert code == 0 and "--lr 0.0001: la décima parte" in said and "contexto 32, vocabulario 400." in said, said
+    assert abs(losses(one)[0] - whole[-1]) < 0.5
+    described = [json.loads((folder / "hrm.json").read_text())["config"] for folder in (base, one)]
+    assert described[0] == described[1] and described[0]["segments"] == 2
+    results = run_ranks([SMALL, *map(str, words), "--batch-size", "4"], [two, other])
+    assert [code for code, _ in results] == [0, 0], results
+    assert losses(two) == pytest.approx(losses(one), abs=1e-4)
+    code, said = train(streamed, *words, "--stream")
+    assert code == 0 and "Entrenando el tokenizador" not in said and abs(losses(streamed)[0] - whole[-1]) < 0.5, said
+    code, said = train(one, *words[:-1], 6, "--seq-len", 32)
+    assert code == 0 and "Se reanuda en el paso 4" in said, said
+
+
+def test_what_a_trained_hrm_is_cannot_be_chosen_anew(book, tmp_path):
+    code, said = train(tmp_path, "--dataset", book, *TINY, "--max_steps", 1)
+    assert code == 0, said
+    words = ["--preset", "demo", "--init-from", "hrm.pth", "--output", "otro.pth", "--checkpoint-dir", "otra",
+             "--log-dir", "otra", "--max_steps", 1, "--sample-length", 0]
+    for options, why in ((["--segments", 2], "--segments 2: el modelo de --init-from tiene 1; quite --segments"),
+                         (["--reinject"], "--reinject: el modelo de --init-from no es así; quítelo"),
+                         (["--exit-weights"], "--exit-weights: el modelo de --init-from no es así"),
+                         (["--n-ff", 64], "--n-ff 64: el modelo de --init-from tiene 48"),
+                         (["--tokenizer", "t.model"], "con --init-from el tokenizador es el de ese modelo")):
+        code, said = train(tmp_path, *words, *options)
+        assert code == 2 and why in said, said
+    code, said = run([ROOT / "train_gpt2_spanish.py", *map(str, words)], tmp_path)
+    assert code == 2 and "'hrm.pth': es un HRM, y este programa entrena un GPT-2" in said, said
+    code, said = train(tmp_path, *words, "--seq-len", 48, "--segments", 1)
+    assert code == 0 and json.loads((tmp_path / "otro.json").read_text())["config"]["seq_len"] == 48, said
+
+
 def test_cycles_that_leave_the_text_without_gradients_are_told(book, tmp_path):
     code, output = train(tmp_path, "--dataset", book, *TINY, "--max_steps", 1, "--l-cycles", 4)
     assert code == 0 and "Aviso: con --h-cycles 2 y --l-cycles 4, las 5 últimas pasadas" in output, output

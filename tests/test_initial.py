@@ -54,8 +54,9 @@ def beginning(path, *given, **options):
     """initial.read() of one process, for arguments of which `given` were typed."""
     args = SimpleNamespace(**{"init_from": str(path), "given": set(given), "seq_len": None, "n_layer": None, "n_head":
                               None, "n_embd": None, "dropout": None, "output": "otro.pth",
-                              "checkpoint_dir": "otra", "prepare": False, "resume": "auto", **options})
-    return initial.read(args, distributed.Session()), args
+                              "checkpoint_dir": "otra", "prepare": False, "resume": "auto", "lr": 1e-3,
+                              **options})
+    return initial.read(args, distributed.Session(), gpt.GPTConfig), args
 
 
 def test_it_begins_where_the_model_ended_and_goes_on_by_itself(model, other, tmp_path):
