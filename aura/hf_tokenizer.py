@@ -78,12 +78,14 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self):
         """How many UTF-8 bytes each token stands for, as int64 [vocab_size]; 0 for special tokens. None where tokens do
-        not tell, as in WordPiece, where no token holds the spaces."""
+        not tell, as in WordPiece, where no token holds the spaces, or without bytes, where the unknown one may stand
+        for any, and what has no token is left out."""
         model = self._document["model"]
         kind = type(self._tokenizer.model).__name__  # which the files of the library's first versions do not say
-        if kind in ("WordPiece", "WordLevel") or model.get("end_of_word_suffix"):
-            return None
         byte_level = "ByteLevel" in _types(self._document["decoder"])
+        in_bytes = byte_level or model.get("byte_fallback")
+        if kind in ("WordPiece", "WordLevel") or model.get("end_of_word_suffix") or not in_bytes:
+            return None
         added = {token["content"]: token["special"] for token in self._document["added_tokens"]}
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for token, number in self._ids.items():

@@ -223,11 +223,15 @@ def test_pieces_that_do_not_tell_where_the_spaces_are_have_no_sizes(model):
         assert from_bytes(hf_tokenizer.complete(json.dumps(document), {})).token_bytes() is None
 
 
-def test_what_is_unknown_to_a_unigram_has_no_size():
+@pytest.mark.parametrize(("in_bytes", "sizes"), [(True, [2, 0]), (False, None)])
+def test_what_is_unknown_to_a_unigram_has_no_size(in_bytes, sizes):
+    """Without bytes no piece has one: the unknown may stand for any text."""
     pytest.importorskip("tokenizers")
     document = {"version": "1.0", "decoder": None,
-                "model": {"type": "Unigram", "unk_id": 1, "vocab": [["ñ", -1.0], ["desconocido", 0.0]]}}
-    assert from_bytes(hf_tokenizer.complete(json.dumps(document), {})).token_bytes()[:2].tolist() == [2, 0]
+                "model": {"type": "Unigram", "unk_id": 1, "byte_fallback": in_bytes,
+                          "vocab": [["ñ", -1.0], ["desconocido", 0.0]]}}
+    known = from_bytes(hf_tokenizer.complete(json.dumps(document), {})).token_bytes()
+    assert (None if known is None else known[:2].tolist()) == sizes
 
 
 def test_bytes_of_both_kinds_are_told_apart_and_stay_the_same(tokenizer, tmp_path):
