@@ -169,7 +169,7 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
     by which it is abandoned; None without validation.
 
     Bits per byte = total nats / ln 2 / UTF-8 bytes of the predicted tokens: comparable between tokenizers. Left out
-    where the tokenizer does not know those bytes.
+    where the tokenizer does not know those bytes, or there are none.
     """
     if validation is None:
         return None
@@ -188,7 +188,7 @@ def make_evaluate(module, loss_fn, validation, tokenizer, dist, precision):
                 totals += (loss.item(), count, sizes[batch[:, 1:]].sum().item())
         nats, count, size = dist.sum(totals)
         measured = {"val_loss": nats / count}
-        return measured if known is None else {**measured, "bits_per_byte": nats / math.log(2) / size}
+        return {**measured, "bits_per_byte": nats / math.log(2) / size} if size else measured
 
     return evaluate
 
