@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -43,7 +44,8 @@ def build_parser():
                         help="el texto, como al entrenar: muestra, un .txt o .jsonl, una carpeta o un nombre del Hub; "
                              "sin ella, la validación de los datos con que se entrenó")
     parser.add_argument("--dataset-max-tokens", type=cli.number(int, low=1), metavar="N",
-                        help="mide solo los primeros N tokens (del Hub, 1 millón si no se indica)")
+                        help="mide solo los primeros N tokens, que con otro tokenizador son otra parte del texto (del "
+                             "Hub, 1 millón si no se indica)")
     parser.add_argument("--eval-windows", type=cli.number(int, low=0), default=0, metavar="N",
                         help="secuencias de validación, repartidas por igual, como las 400 que mira el entrenamiento; "
                              "0: todas")
@@ -66,7 +68,7 @@ def main():
     if args.eval_windows and args.dataset_name:
         raise UserError(f"--eval-windows {args.eval_windows}: es para la validación del propio entrenamiento; de "
                         "--dataset-name se mide lo que dice --dataset-max-tokens")
-    place = args.json and _require_free(args.json)
+    place = args.json and _require_free(args.json, args.checkpoint)
     try:
         figures = _measure(args)
     except (RuntimeError, MemoryError) as problem:
@@ -86,10 +88,13 @@ def main():
     return EXIT_OK
 
 
-def _require_free(name):
+def _require_free(name, checkpoint):
     """The path of --json. Raises UserError where a file lies there that this command has not written: the description
-    of a model has such a name too."""
-    path = require_writable_file(name, "--json")
+    of a model has such a name too, and one that is called otherwise would no longer be looked for."""
+    path, model = require_writable_file(name, "--json"), Path(checkpoint)
+    if model.with_name(output.DESCRIPTION).exists() and path.resolve() == model.with_suffix(".json").resolve():
+        raise UserError(f"--json {name!r}: con ese nombre pasaría por la descripción de {model.name!r}, que no se "
+                        "podría volver a usar; indique otro nombre")
     try:
         if not path.exists() or json.loads(path.read_text(encoding="utf-8"))["program"] == PROGRAM:
             return path
@@ -119,10 +124,14 @@ def _measure(args):
     print(f"{'Validación de' if text.split else 'Texto'} {text.name!r}: {count.tokens} tokens en ventanas de "
           f"{config.seq_len}; modelo de {config.parameters() / 1e6:.2f} M parámetros, precisión {precision.name}; "
           f"{count.tokens / count.seconds:.0f} tokens/s.")
+    bits, lossless = measured.get("bits_per_byte"), tokenizer.lossless
+    if bits and not lossless:
+        warn("Aviso: su tokenizador no conserva todos los caracteres (normaliza, o tiene piezas añadidas): los bits "
+             "por byte son del texto como él lo deja, y no se pueden comparar con los de otro tokenizador.")
     return {"program": PROGRAM, "checkpoint": args.checkpoint, "parameters": config.parameters(),
             "dataset": text.name, "split": text.split, "dataset_sha256": text.sha256, "tokens": count.tokens,
             "seq_len": config.seq_len, "loss": loss.item(), "perplexity": loss.exp().item(),
-            "bits_per_byte": measured.get("bits_per_byte"), "tokenizer_sha256": tokenizer.sha256,
+            "bits_per_byte": bits, "tokenizer_sha256": tokenizer.sha256, "lossless": lossless,
             "precision": precision.name, "device": backend.device_name(device), "versions": output.versions(),
             "command": sys.argv}
 
@@ -132,7 +141,9 @@ def _read(args, warn):
     named = f"--checkpoint {args.checkpoint!r}"
     values, weights, tokenizer, learnt = initial.opened(args.checkpoint, "--checkpoint", warn)
     config = models.described(values, weights, named)
-    return *initial.with_pieces(config, weights, tokenizer, named), tokenizer, learnt
+    if tokenizer.vocab_size > config.vocab_size:  # rows that it has beyond its tokenizer's take their probability too
+        config, weights = initial.with_pieces(config, weights, tokenizer, named)
+    return config, weights, tokenizer, learnt
 
 
 @dataclass(frozen=True)
@@ -187,6 +198,9 @@ def _own_validation(args, config, tokenizer, learnt, device, warn):
     known, before = learnt["dataset_sha256"], learnt["arguments"].get("data_dir")
     folder = args.data_dir or (before if isinstance(before, str) else "./Data")
     data = next((each for each in dataset.prepared(folder, warn) if each.sha256 == known), None)
+    if data is None and learnt["arguments"].get("stream") is True:
+        raise UserError(f"--checkpoint {args.checkpoint!r}: se entrenó con {learnt['dataset']!r} y --stream, que no "
+                        "guarda la validación: indique un texto con --dataset-name")
     if data is None:
         whose = f"los datos con que se entrenó ({learnt['dataset']!r}) no están preparados en {folder!r}" \
             if known else "no se sabe con qué datos se entrenó"

@@ -256,3 +256,59 @@ def test_the_command_ends_with_its_exit_code(trained, tmp_path):
     assert code == 0 and said.startswith("Validación de 'libro': ") and said.count("\n") == 2, said
     code, said = run([*command, "--dataset-name", "falta.txt"], tmp_path)
     assert code == 2 and said.startswith("error: ") and said.count("\n") == 1, said
+
+
+def handed(folder, pieces, name="m.pth"):
+    """The path of an untrained model with this SentencePiece tokenizer, as train_tensordock.py leaves one."""
+    module = gpt.GPT(gpt.GPTConfig(pieces.vocab_size, 16, 1, 2, 16)).init_weights(0)
+    torch.save(module.state_dict(), folder / name)
+    (folder / "tokenizer.model").write_bytes(pieces.model)
+    (folder / "model_config.json").write_text(json.dumps({"config": asdict(module.config),
+                                                          "tokenizer": "tokenizer.model"}))
+    return folder / name
+
+
+def test_the_figures_do_not_pass_for_the_description_of_the_model(trained, measure, tmp_path, monkeypatch):
+    model = handed(tmp_path, opened(trained / "m.pth")[1], "final_model.pt")
+    options = ["--checkpoint", model, "--dataset-name", whole(tmp_path / "otro.txt", TEXT)]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, options), "--json", "final_model.json"])
+    with pytest.raises(UserError, match="--json 'final_model.json': con ese nombre pasaría por la descripción de"):
+        evaluate.main()
+    assert measure(*options)[0]["lossless"] and opened(model)
+
+
+def test_bits_per_byte_of_what_a_tokenizer_leaves_of_a_text_are_told(measure, tmp_path):
+    from sentencepiece import SentencePieceTrainer
+
+    whole(tmp_path / "t.txt", corpus_text(4).replace(". ", ".\n"))
+    SentencePieceTrainer.train(input=str(tmp_path / "t.txt"), model_prefix=str(tmp_path / "n"), vocab_size=400,
+                               model_type="bpe", byte_fallback=True, pad_id=3, minloglevel=2)  # nmt_nfkc by default
+    model = handed(tmp_path, tokenizer.load(tmp_path / "n.model"))
+    found, said = measure("--checkpoint", model, "--dataset-name", whole(tmp_path / "otro.txt", "Ana     vino.\n"))
+    assert found["bits_per_byte"] > 0 and not found["lossless"] and "no conserva todos los caracteres" in said.err
+    found, said = measure("--checkpoint", model, "--dataset-name", whole(tmp_path / "nada.txt", "\u200b\n"))
+    assert found["bits_per_byte"] is None and found["tokens"] == 1, "of which the tokenizer leaves no byte"
+
+
+def test_rows_beyond_the_tokenizer_of_a_published_gpt2_count(measure, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    module = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=5000, n_positions=64, n_embd=32, n_layer=1, n_head=2)).eval()
+    module.save_pretrained(tmp_path / "hf")
+    byte_level(tmp_path / "hf", special_tokens=["<|endoftext|>"])
+    text = whole(tmp_path / "otro.txt", "Ana compró pan.\n")
+    found, _ = measure("--checkpoint", tmp_path / "hf", "--dataset-name", text)
+    tokens, _ = stream(text, tokenizer.load(tmp_path / "hf"))
+    with torch.no_grad():
+        expected = nats(module(tokens[None, :-1]).logits, tokens[1:])
+    assert found["loss"] == pytest.approx(expected / found["tokens"], rel=1e-5)
+
+
+def test_a_model_that_learnt_from_a_stream_has_no_validation_of_its_own(trained, measure, tmp_path):
+    model = handed(tmp_path, opened(trained / "m.pth")[1])
+    described = json.loads((tmp_path / "model_config.json").read_text())
+    (tmp_path / "model_config.json").write_text(json.dumps({
+        **described, "dataset": "c4", "dataset_sha256": "0" * 64, "arguments": {"stream": True}}))
+    with pytest.raises(UserError, match="se entrenó con 'c4' y --stream, que no guarda la validación: indique un tex"):
+        measure("--checkpoint", model)
