@@ -90,10 +90,12 @@ class Dataset:
                             "ejecución ha preparado ahí otros del mismo nombre; prepare de nuevo aquellos, y los "
                             "otros en otra --data-dir")
 
-    def verify(self):
-        """Read every shard and compare checksums. Raises UserError naming the file and the place."""
+    def verify(self, *splits):
+        """Read every shard, of `splits` alone where they are given, and compare checksums. Raises UserError naming the
+        file and the place."""
         self.load_tokenizer()
-        for shard in itertools.chain(*(split["shards"] for split in self.meta["splits"].values())):
+        wanted = splits or self.meta["splits"]
+        for shard in itertools.chain(*(self.meta["splits"][split]["shards"] for split in wanted)):
             path = self.directory / shard["file"]
             try:
                 header = verify_shard(path, self.vocab_size)

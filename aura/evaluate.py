@@ -65,6 +65,9 @@ def main():
     if args.dataset_max_tokens and not args.dataset_name:
         raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: es para el texto de --dataset-name; de la "
                         "validación se mide lo que dice --eval-windows")
+    if args.data_dir and args.dataset_name:
+        raise UserError(f"--data-dir {args.data_dir!r}: es de los datos con que se entrenó, y de --dataset-name se lee "
+                        "el texto, sin prepararlo: quite una de las dos")
     if args.eval_windows and args.dataset_name:
         raise UserError(f"--eval-windows {args.eval_windows}: es para la validación del propio entrenamiento; de "
                         "--dataset-name se mide lo que dice --dataset-max-tokens")
@@ -78,7 +81,8 @@ def main():
         raise
     bits = figures["bits_per_byte"]
     told = f"{bits:.4f} bits por byte" if bits else "sin bits por byte: su tokenizador no conserva todos los bytes"
-    print(f"Pérdida: {figures['loss']:.4f} nats por token; perplejidad: {figures['perplexity']:.4g}; {told}.")
+    perplexity = f"{figures['perplexity']:.4g}" if figures["perplexity"] else "sin límite"
+    print(f"Pérdida: {figures['loss']:.4f} nats por token; perplejidad: {perplexity}; {told}.")
     if place:
         try:
             write_json(place, figures)
@@ -124,13 +128,14 @@ def _measure(args):
     print(f"{'Validación de' if text.split else 'Texto'} {text.name!r}: {count.tokens} tokens en ventanas de "
           f"{config.seq_len}; modelo de {config.parameters() / 1e6:.2f} M parámetros, precisión {precision.name}; "
           f"{count.tokens / count.seconds:.0f} tokens/s.")
+    perplexity = loss.exp().item() if loss < 700 else None  # beyond, no number that JSON has a word for
     bits, lossless = measured.get("bits_per_byte"), tokenizer.lossless
     if bits and not lossless:
         warn("Aviso: su tokenizador no conserva todos los caracteres (normaliza, o tiene piezas añadidas): los bits "
              "por byte son del texto como él lo deja, y no se pueden comparar con los de otro tokenizador.")
     return {"program": PROGRAM, "checkpoint": args.checkpoint, "parameters": config.parameters(),
             "dataset": text.name, "split": text.split, "dataset_sha256": text.sha256, "tokens": count.tokens,
-            "seq_len": config.seq_len, "loss": loss.item(), "perplexity": loss.exp().item(),
+            "seq_len": config.seq_len, "loss": loss.item(), "perplexity": perplexity,
             "bits_per_byte": bits, "tokenizer_sha256": tokenizer.sha256, "lossless": lossless,
             "precision": precision.name, "device": backend.device_name(device), "versions": output.versions(),
             "command": sys.argv}
@@ -206,7 +211,7 @@ def _own_validation(args, config, tokenizer, learnt, device, warn):
             if known else "no se sabe con qué datos se entrenó"
         raise UserError(f"--checkpoint {args.checkpoint!r}: {whose}: indique un texto con --dataset-name"
                         + (", o la carpeta de aquellos con --data-dir" if known else ""))
-    data.verify()
+    data.verify("val")
     data.hold()
     if data.tokens("val") <= config.seq_len:
         raise UserError(f"la validación de {data.meta['name']!r} no llega a una secuencia de {config.seq_len}: indique "

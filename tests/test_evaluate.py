@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import sys
 from dataclasses import asdict
 
@@ -184,6 +185,7 @@ def test_what_is_in_the_way_of_a_measure_is_one_line(trained, measure, tmp_path,
             ([*model, "--data-dir", tmp_path / "otros"], r"con que se entrenó \('libro'\) no están preparados en"),
             ([*model, "--dataset-max-tokens", 9], "--dataset-max-tokens 9: es para el texto de --dataset-name"),
             ([*model, *text, "--eval-windows", 9], "--eval-windows 9: es para la validación"),
+            ([*model, *text, "--data-dir", trained], "--data-dir '.*': es de los datos con que se entrenó"),
             ([*model, "--dataset-name", empty], "el texto está vacío"),
             (["--checkpoint", tmp_path / "m.pth", *text], "m.pth': no existe; indique el fichero de un modelo"),
             (["--checkpoint", trained / "checkpoints", *text], "indique un fichero de esa carpeta, por ejemplo ")):
@@ -214,9 +216,27 @@ def test_too_little_memory_and_what_is_not_finite_are_told(trained, measure, tmp
         patched.setattr(gpt.GPT, "forward", lambda self, tokens, targets: torch.tensor(math.nan))
         with pytest.raises(UserError, match="con --precision fp32 la pérdida no es un número finito"):
             measure(*options)
+        patched.setattr(gpt.GPT, "forward", lambda self, tokens, targets: torch.tensor(1e3 * targets.numel()))
+        found, said = measure(*options)
+        assert (found["loss"], found["perplexity"]) == (1000, None) and "perplejidad: sin límite;" in said.out
         patched.setattr(gpt.GPT, "forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             measure(*options)
+
+
+def test_only_the_data_that_are_measured_need_be_whole(trained, measure, tmp_path):
+    data, model = shutil.copytree(trained / "Data", tmp_path / "Data"), trained / "m.pth"
+
+    def damage(name):
+        with open(data / "libro" / name, "r+b") as file:
+            file.seek(-2, 2)
+            file.write(b"\x07\x00")
+
+    damage("train-00000.bin")
+    assert measure("--checkpoint", model, "--data-dir", data)[0]["split"] == "val"
+    damage("val-00000.bin")
+    with pytest.raises(UserError, match="val-00000.bin"):
+        measure("--checkpoint", model, "--data-dir", data)
 
 
 def test_what_is_odd_about_a_text_is_told(trained, measure, tmp_path):
