@@ -227,7 +227,8 @@ def set_aside(paths, into):
     if not paths:
         return None
     stamp = time.strftime("anterior-%Y%m%d-%H%M%S")
-    folder = Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=into))
+    folder = Path(into, f"{stamp}-{secrets.token_hex(4)}")
+    folder.mkdir()  # tempfile's would be closed to all but its owner, and what lies here may be another user's
     try:
         for path in paths:
             os.replace(path, folder / path.name)

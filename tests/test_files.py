@@ -93,6 +93,16 @@ def test_a_circle_of_links_is_not_called_a_disk_that_is_missing(tmp_path):
         files.require_writable_directory(tmp_path / "lazo", "--log-dir")
 
 
+def test_what_is_set_aside_may_be_read_by_whom_the_umask_lets(tmp_path):
+    (tmp_path / "a").touch()
+    before = os.umask(0o027)
+    try:
+        folder = files.set_aside([tmp_path / "a"], tmp_path)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o750
+
+
 def test_set_aside_keeps_everything(tmp_path):
     (tmp_path / "x").write_text("1")
     folder = files.set_aside([tmp_path / "x", tmp_path / "missing"], tmp_path)
