@@ -100,6 +100,9 @@ class Dataset:
             try:
                 header = verify_shard(path, self.vocab_size)
             except UserError as problem:
+                if isinstance(problem.__cause__, PermissionError):  # maybe whole
+                    raise UserError(f"{str(path)!r}: no se puede leer (permiso denegado); corrija sus permisos, o "
+                                    "indique otra carpeta con --data-dir") from problem.__cause__
                 told = str(problem).rstrip(".").removesuffix("; vuelva a generarlo")
                 raise UserError(f"{told}; {AGAIN}") from problem
             if (header.tokens, header.crc32) != (shard["tokens"], shard["crc32"]):
@@ -153,9 +156,12 @@ def prepared(data_dir, note=None):
     """Every Dataset in `data_dir`. One that cannot be read is left out, and `note` is told; without `note` it raises
     UserError, since it might be the one that is meant."""
     found = []
-    for path in sorted(Path(data_dir).glob("[!.]*/dataset.json")):
+    # Not what glob() finds: that passes over a folder that may not be entered, and other data would be taken.
+    for folder in sorted(Path(data_dir).glob("[!.]*")):
+        if folder.name == "lost+found":  # root's, on a disk of its own
+            continue
         try:
-            found += filter(None, [read(path.parent)])  # none where it is being replaced
+            found += filter(None, [read(folder)])  # none where it is being replaced
         except UserError as problem:
             if note is None:
                 raise

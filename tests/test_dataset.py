@@ -710,6 +710,33 @@ def test_prepared_data_that_may_not_be_read_are_not_replaced(book, tmp_path, mon
     assert dataset.read(found.directory).meta["prepared_at"] == found.meta["prepared_at"]
 
 
+def test_data_with_a_part_that_may_not_be_read_are_not_replaced(book, tmp_path, monkeypatch):
+    found = prepare(book, tmp_path / "Data")
+
+    def denied(path, *_):
+        raise UserError(f"No se puede leer {path}: permiso denegado.") from PermissionError(errno.EACCES, "Denied")
+
+    monkeypatch.setattr(dataset, "verify_shard", denied)
+    with pytest.raises(UserError, match=r"train-00000\.bin': no se puede leer .permiso denegado.; corrija sus"):
+        prepare(book, tmp_path / "Data")
+    assert dataset.read(found.directory).meta["prepared_at"] == found.meta["prepared_at"]
+
+
+def test_data_in_a_folder_that_may_not_be_entered_are_not_passed_over(book, tmp_path, monkeypatch):
+    found, real = prepare(book, tmp_path / "Data"), Path.read_text
+    for name in ("lost+found", "privada"):
+        (tmp_path / "Data" / name).mkdir()
+
+    def read_text(self, *words, **named):
+        if self.parent != found.directory:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return real(self, *words, **named)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(UserError, match=r"privada/dataset\.json': no se puede leer .permiso denegado"):
+        dataset.latest(tmp_path / "Data")
+
+
 def test_a_name_that_is_no_utf8_is_prepared_and_found_again(tmp_path):
     folder = tmp_path / "libros"
     folder.mkdir()
