@@ -294,6 +294,9 @@ class Launch:
                 raise UserError(f"en {waiting.TORCHRUN_SECONDS // 60} minutos no han llegado todas las máquinas "
                                 f"({came[1]} de {came[2]}): compruebe que en las otras se ha lanzado lo mismo "
                                 f"({self.others})")
+            if "EADDRINUSE" in said:  # since launch_distributed.py looked
+                raise UserError("otro programa ha tomado el puerto de --master-port mientras torchrun arrancaba: "
+                                "repita la orden, que dirá uno libre si sigue ocupado")
             raise UserError(f"torchrun no pudo arrancar los procesos: {said[:300]} (--verbose lo muestra entero)")
         culprit = self.culprit()
         if culprit is None:

@@ -559,6 +559,9 @@ def test_how_a_launch_that_was_stopped_or_never_began_is_told(monkeypatch, capsy
     group.chatter.append("Timed out after 301 seconds waiting for clients. 1/2 clients joined.")
     with pytest.raises(UserError, match=r"no han llegado todas las máquinas \(1 de 2\).*las demás"):
         group.conclude(1)
+    group.chatter.append("torch.distributed.DistNetworkError: [...] port: 29500, code: -98, name: EADDRINUSE")
+    with pytest.raises(UserError, match="ha tomado el puerto de --master-port .* repita la orden"):
+        group.conclude(1)
     group.torchrun = SimpleNamespace(kill=lambda: sent.append("torchrun"))
     group.pass_on(signal.SIGUSR1, None)
     assert group.conclude(-9) == 128 + signal.SIGUSR1, "before any rank began"
