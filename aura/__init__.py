@@ -11,6 +11,11 @@ __version__ = "0.1.0"
 # Read when torch is imported. Its C++ warns, with a stack trace, of each process that is gone: we say so in one line.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 try:
+    os.getcwd()
+except OSError:  # importing torch there ends the process, and MKL's last words are of a library
+    print("error: la carpeta desde la que se ejecuta ya no está: entre en otra con cd", file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT)
+try:
     tempfile.gettempdir()
 except OSError:  # none can be written in, and what torch imports asks which it is: who really needs it is told then
     tempfile.tempdir = os.path.abspath("/tmp")

@@ -232,7 +232,6 @@ def run(main):
     first = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
     spokesman = os.environ.get(first, "0") == "0"
     try:
-        _require_folder()
         code = main()
         sys.stdout.flush()
     except (UserError, TrainingFault) as problem:
@@ -269,14 +268,6 @@ def run(main):
     if any(thread.name == STORE_THREAD for thread in threading.enumerate()):
         _leave_now(code or EXIT_OK)
     sys.exit(code)
-
-
-def _require_folder():
-    try:
-        os.getcwd()
-    except OSError as problem:
-        raise UserError(f"la carpeta desde la que se ejecuta ya no está ({explain(problem)}): entre en otra con cd"
-                        ) from problem
 
 
 def _as_called(text):

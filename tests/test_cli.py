@@ -27,6 +27,17 @@ def test_underscores_in_values_stay():
     assert parse("--data-dir", "x_y").data_dir == "x_y"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a folder in use cannot be removed, or keeps its name")
+@pytest.mark.parametrize("name", ["train_gpt2_spanish.py", "monitor.py"])
+def test_a_folder_that_is_gone_is_named(tmp_path, name):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    start = f"os.execv(sys.executable, ['python', {str(ROOT / name)!r}, '--help'])"
+    code, said = run(["-c", f"import os, sys; os.rmdir(os.getcwd()); {start}"], gone)
+    assert (code, said.splitlines()) == (2, [
+        "error: la carpeta desde la que se ejecuta ya no está: entre en otra con cd"])
+
+
 @pytest.mark.parametrize("words, pieces", [
     (["--batch-size", "0"], ["--batch-size", "0", "desde 1"]),
     (["--batch-size", "dos"], ["'dos'", "entero"]),
