@@ -13,6 +13,7 @@ lack torch: only the standard library is imported here.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.machinery
 import importlib.metadata
@@ -301,7 +302,12 @@ def _locked(path: Path):
     except ImportError as error:
         raise Unavailable("en este sistema no se compila la extensión (use Linux o WSL2)") from error
     started, waited, told = time.monotonic(), 0.0, False
-    with open(path, "a+", encoding="utf-8", errors="backslashreplace") as file:
+    how = {"encoding": "utf-8", "errors": "backslashreplace"}
+    try:
+        file = open(path, "a+", **how)  # noqa: SIM115 (closed below)
+    except PermissionError:  # another user's, who may be building: what he leaves can be used
+        file = open(path, **how)  # noqa: SIM115
+    with file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -508,6 +514,8 @@ def _make(target: Path, make: Callable[[Path], None], lock: TextIO, waited: bool
     lock.seek(0)
     if waited and (reason := lock.read()):
         raise Unavailable(reason)
+    if not lock.writable():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
     lock.truncate(0)
     try:
         make(target)
@@ -564,6 +572,11 @@ def load() -> ModuleType | None:
                 _result = module, f"{how}: {path}{missing}"
             except (Unavailable, OSError, ImportError) as error:
                 reason = " ".join(str(error).split())
+                if isinstance(error, OSError) and error.filename:
+                    from aura.files import explain
+
+                    reason = (f"{error.filename}: {explain(error)}; corrija sus permisos, o defina AURA_BUILD_DIR con "
+                              "otra carpeta")
                 _result = None, reason
                 print(
                     f"Aviso: sin extensión de C++, se usa la versión en Python, más lenta. Motivo: {reason}",

@@ -4,6 +4,8 @@ A stand-in compiler (a shell script that copies the module built before) keeps t
 builds with the real one.
 """
 
+import errno
+import fcntl
 import os
 import platform
 import re
@@ -126,6 +128,46 @@ def test_killed_builder_blocks_nobody(workshop):
     assert log.read_text().split().count("link") == orphans + 1
     [build] = Path(environment["AURA_BUILD_DIR"]).iterdir()
     assert (build / "_C.so").exists()
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_who_may_not_write_where_another_user_builds_waits_for_him(tmp_path, monkeypatch, made):
+    monkeypatch.setenv("AURA_BUILD_DIR", str(tmp_path))
+    target, real = extension.build_folder("0" * 20) / "x.so", open
+    target.parent.mkdir()
+    holder = real(target.parent / "lock", "w")
+    fcntl.flock(holder, fcntl.LOCK_EX)
+
+    def refuse(path, mode="r", **options):
+        if mode != "r":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, mode, **options)
+
+    def end(_):
+        if made:
+            target.touch()
+        holder.close()
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(extension.time, "sleep", end)
+    if made:
+        assert extension.built_once("0" * 20, "x.so", pytest.fail) == target
+        return
+    with pytest.raises(extension.Unavailable, match="no se puede compilar en .*permiso denegado; defina AURA"):
+        extension.built_once("0" * 20, "x.so", pytest.fail)
+
+
+def test_a_build_that_may_not_be_read_is_told_with_the_way_out(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/otra/_C.so")
+
+    monkeypatch.setattr(extension, "_result", None)
+    monkeypatch.setattr(extension, "_just_in_time", lambda: tmp_path / "_C.so")
+    monkeypatch.setattr(extension, "_ahead_of_time", lambda: None)
+    monkeypatch.setattr(extension, "_import_file", refuse)
+    assert extension.load() is None
+    assert "Motivo: /otra/_C.so: permiso denegado; corrija sus permisos, o defina AURA_BUILD_DIR con otra carpeta\n" \
+        in capsys.readouterr().err
 
 
 @needs_jit
