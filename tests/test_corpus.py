@@ -427,6 +427,16 @@ def test_a_digest_tells_texts_from_records(tmp_path):
     assert len(digests) == 2
 
 
+def test_a_digest_tells_where_one_text_ends_and_the_next_begins(tmp_path):
+    digests = set()
+    for folder, texts in (("uno", ["holatxtadiós"]), ("dos", ["hola", "adiós"])):
+        (tmp_path / folder).mkdir()
+        for number, text in enumerate(texts):
+            write(tmp_path / folder / f"{number}.txt", text)
+        digests.add(corpus.open_corpus(str(tmp_path / folder)).digest())
+    assert len(digests) == 2
+
+
 def test_a_text_as_long_as_before_has_changed_too(tmp_path):
     opened = corpus.open_corpus(str(write(tmp_path / "a.txt", "hola")))
     os.link(tmp_path / "a.txt", tmp_path / "copia")  # as backups do

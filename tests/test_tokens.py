@@ -18,7 +18,7 @@ import torch
 from aura import extension
 from aura.errors import TrainingFault, UserError
 from aura.shards import HEADER_BYTES, ShardHeader, ShardWriter, read_header, verify_shard
-from aura.tokens import TokenLoader, evaluation_batches, permute
+from aura.tokens import TokenLoader, _Ring, evaluation_batches, permute
 
 VOCAB = 50_000
 
@@ -169,6 +169,17 @@ def test_writing_goes_on_from_a_state_whatever_was_written_since(tmp_path, befor
         assert (tmp_path / shard["file"]).read_bytes() == (tmp_path / "whole" / shard["file"]).read_bytes()
 
 
+def test_writing_does_not_go_on_behind_shards_of_other_data(tmp_path):
+    states = []
+    for seed in range(2):
+        writer = ShardWriter(tmp_path, "train", VOCAB, 300)
+        writer.write(np.random.default_rng(seed).integers(0, VOCAB, 300))
+        states.append(writer.state())
+    ShardWriter(tmp_path, "train", VOCAB, 300).resume(states[1])
+    with pytest.raises(UserError, match=r"train-00000\.bin es de otros datos"):
+        ShardWriter(tmp_path, "train", VOCAB, 300).resume(states[0])
+
+
 def test_the_header_is_written_when_the_tokens_are_on_the_disk(tmp_path, monkeypatch):
     on_disk, sync = [], os.fsync
 
@@ -222,7 +233,8 @@ def test_corruption_is_named_in_one_line(tmp_path, kind):
 
 
 @pytest.mark.parametrize("token", [500, 999])
-def test_verify_names_a_token_outside_the_vocabulary(tmp_path, token):
+def test_verify_names_a_token_outside_the_vocabulary(tmp_path, token, monkeypatch):
+    monkeypatch.setattr("aura.shards.CHUNK_TOKENS", 100)  # of a large shard, whose first pieces are sound
     data = np.arange(500, dtype="<u2")
     data[321] = token
     path = forge(tmp_path / "bad.bin", data.tobytes(), 500)
@@ -233,8 +245,9 @@ def test_verify_names_a_token_outside_the_vocabulary(tmp_path, token):
 def test_shard_of_a_larger_vocabulary_is_refused(tmp_path):
     [path], _, _ = write(tmp_path)
     for check in (verify_shard, read_header):
-        with pytest.raises(UserError, match=f"{VOCAB} tokens.*100"):
-            check(path, vocab_size=100)
+        assert check(path, vocab_size=VOCAB).vocab_size == VOCAB
+        with pytest.raises(UserError, match=f"{VOCAB} tokens.*{VOCAB - 1}"):
+            check(path, vocab_size=VOCAB - 1)
 
 
 # ---- Loader ---------------------------------------------------------------------------------------------------------
@@ -268,13 +281,14 @@ def test_pairs_are_the_same_batches(tmp_path, reader):
             assert torch.equal(targets, batch[:, 1:])
 
 
-def test_micro_batches_of_a_step_may_be_kept(tmp_path, reader):
+def test_micro_batches_of_a_step_may_be_kept(tmp_path, reader, monkeypatch):
+    monkeypatch.setattr(_Ring, "AHEAD_MIN", 1)  # no more buffers than it takes: one that is free is filled at once
+    monkeypatch.setattr(_Ring, "AHEAD_MAX", 1)
     paths, _, _ = write(tmp_path)
     arguments = {"vocab_size": VOCAB, "seq_len": 10, "batch_size": 2, "grad_accum": 5}
     with TokenLoader(paths, **arguments) as loader:
         for _ in range(60):
-            kept = [loader.next() for _ in range(5)]
-            copies = [batch.clone() for batch in kept]
+            kept, copies = zip(*((batch, batch.clone()) for batch in (loader.next() for _ in range(5))), strict=True)
             assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
             assert len({batch.data_ptr() for batch in kept}) == 5
 
@@ -342,6 +356,17 @@ def test_only_the_ragged_tail_is_dropped(tmp_path, reader):
         for _ in range(5):
             loader.next()
         assert (loader.epoch, loader.samples) == (1, 5)
+
+
+@pytest.mark.parametrize("windows", [20, 23])
+def test_an_epoch_ends_when_less_than_a_batch_is_left(tmp_path, reader, windows):
+    paths, _, _ = write(tmp_path, windows * 10 + 1)
+    ended = []
+    with TokenLoader(paths, 10, 5, vocab_size=VOCAB) as loader:
+        for _ in range(9):
+            loader.next()
+            ended.append(loader.epoch_ended)
+    assert ended == [False, False, False, True] * 2 + [False]
 
 
 def test_memory_that_is_not_enough_is_no_fault_of_the_files(tmp_path, reader):
