@@ -168,6 +168,9 @@ def test_answers_are_run_squads(examples, tokenizer, found, n_best, longest):
     inside = np.arange(50) < found.lengths[:, None]
     padded[:, inside] = logits
     assert spans.predict(examples, found, *padded, n_best=n_best, longest=longest)[0] == answers
+    far = spans.predict(examples, found, *by_window(found, logits + 1000), n_best=n_best, longest=longest)[1]
+    assert [[entry["probability"] for entry in far[name]] for name in far] == \
+        [[entry["probability"] for entry in lists[name]] for name in far]  # only differences count, however large
 
 
 def test_logits_that_are_no_numbers(examples, found):

@@ -358,3 +358,5 @@ def test_scores_by_hand(answer, truth, exact_match, f1):
     example = squad.Example("a", "", "", [(truth, -1)])
     assert squad.evaluate([example], {"a": answer, "other": "x"}) == {
         "exact_match": exact_match, "f1": pytest.approx(f1), "total": 1, "missing": 0}
+    asked = squad.Example("b", "", "", [])
+    assert squad.evaluate([asked], {"b": answer}) == {"exact_match": 0, "f1": 0, "total": 0, "missing": 0}

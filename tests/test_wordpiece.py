@@ -160,8 +160,9 @@ def test_special_tokens_and_fingerprint(small):
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id) == (0, 1, 2, 3)
     assert tokenizer.vocab_size == len(small)
     without = wordpiece.WordPiece({piece: small[piece] for piece in small if piece != "[MASK]"})
-    several = [tokenizer, without, wordpiece.WordPiece(small, lowercase=False)]
-    assert len({one.sha256 for one in several}) == 3
+    several = [tokenizer, without, wordpiece.WordPiece(small, lowercase=False),
+               wordpiece.WordPiece(small, strip_accents=False)]
+    assert len({one.sha256 for one in several}) == 4
     assert wordpiece.WordPiece(dict(small)).sha256 == tokenizer.sha256
     with pytest.raises(UserError, match=r"no tiene \[UNK\], \[SEP\]"):
         wordpiece.WordPiece({"[PAD]": 0, "[CLS]": 1})
