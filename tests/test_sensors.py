@@ -1,5 +1,6 @@
 """What a machine measures of itself: real processes and counters, recorded GPUs, and sensors that are missing."""
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -289,6 +290,12 @@ def test_the_processors_share_is_of_the_time_between_two_calls(no_gpus, monkeypa
     assert [watch.processor() for _ in range(4)] == [None, 40.0, None, 100.0]
 
 
+def test_waiting_for_disks_is_idle_and_the_time_of_guests_is_counted_once():
+    kinds = collections.namedtuple("Times", "user system idle iowait guest guest_nice")
+    times = kinds(40.0, 10.0, 30.0, 20.0, 15.0, 5.0)  # those of guests are in user time as well
+    assert sensors._cpu_times(types.SimpleNamespace(cpu_times=lambda: times)) == (50.0, 100.0)
+
+
 def test_without_psutil_the_rest_is_there(no_gpus, no_psutil):
     watch = sensors.Sensors()
     watch.sample()
@@ -333,12 +340,34 @@ def test_a_control_group_with_less_memory_is_what_counts(no_gpus, monkeypatch, t
     assert cgroup.group_used(membership, tmp_path / "root") is None
 
 
+@pytest.mark.parametrize("limit", [math.inf, 2**63 - 4096])  # version 1 says the latter where there is none
+def test_memory_that_files_hold_is_free_and_a_limit_above_the_machine_s_is_none(no_gpus, monkeypatch, tmp_path, limit):
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 700 kB\nHugePages_Total: 0\n"
+                                      "SwapTotal: 50 kB\nSwapFree: 20 kB\n")
+    monkeypatch.setattr(sensors, "Path", lambda _: tmp_path / "meminfo")
+    monkeypatch.setattr(sensors, "group_limit", lambda: limit)
+    assert sensors.Sensors().memory() == (300 * 1024, 1000 * 1024, 30 * 1024, 50 * 1024)
+
+
+def test_of_control_groups_within_each_other_the_one_with_least_memory_counts(tmp_path):
+    (tmp_path / "cgroup").write_text("5:memory:/job/step\n")
+    for folder, limit, used in (("job", 32_000_000, 31_000_000), ("job/step", 64_000_000, 9_000_000)):
+        inside = tmp_path / "memory" / folder
+        inside.mkdir(parents=True)
+        (inside / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (inside / "memory.usage_in_bytes").write_text(f"{used}\n")
+        (inside / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 2000000\n")
+    assert cgroup.group_limit(tmp_path / "cgroup", tmp_path) == 32_000_000
+    assert cgroup.group_used(tmp_path / "cgroup", tmp_path) == 29_000_000
+
+
 @pytest.mark.parametrize("line, files, limit", [
     ("0::/job", {"job/cpu.max": "250000 100000"}, 3), ("0::/job", {"job/cpu.max": "20000 100000"}, 1),
     ("0::/job", {"job/cpu.max": "max 100000"}, 64), ("0::/job/step", {"job/cpu.max": "200000 100000"}, 2),
     ("0::/job", {"job/cpu.max": "9900000 100000"}, 64), ("0::/job", {"job/cpu.max": ""}, 64),
     ("4:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "150000", "cpu/job/cpu.cfs_period_us": "50000"}, 3),
     ("4:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "50000"}, 64),
+    ("4:cpuset:/job", {"cpu/job/cpu.cfs_quota_us": "1", "cpu/job/cpu.cfs_period_us": "1"}, 64),
     ("4:cpuacct:/job", {"cpuacct/job/cpu.cfs_quota_us": "1", "cpuacct/job/cpu.cfs_period_us": "1"}, 64)])
 def test_a_control_group_with_less_processor_time_has_fewer_cores(tmp_path, monkeypatch, line, files, limit):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
