@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aura import report
 from aura.errors import UserError
@@ -211,6 +212,7 @@ def test_a_row_that_a_killed_run_left_half_is_dropped(tmp_path):
 def test_a_run_killed_before_the_row_that_it_owes_still_knows_its_table(tmp_path, capsys):
     log = reporter(tmp_path)
     log.log(1, loss=3.0)
+    log.count(100, 0.5)
     last = log.log(2, loss=2.0)
     log.close()
     for _ in range(2):  # the first is killed in the evaluation
@@ -219,6 +221,18 @@ def test_a_run_killed_before_the_row_that_it_owes_still_knows_its_table(tmp_path
     log.log(2, loss=2.0, val_loss=5.0)
     log.log(3, loss=1.0)
     log.close()
-    found = [(row["step"], row["loss"], row["val_loss"]) for row in report.read_table(tmp_path / "train.csv")]
-    assert found == [("1", "3.0", ""), ("2", "2.0", "5.0"), ("3", "1.0", "")]
+    found = [tuple(row[column] for column in ("step", "loss", "val_loss", "tokens_per_s"))
+             for row in report.read_table(tmp_path / "train.csv")]
+    assert found == [("1", "3.0", "", ""), ("2", "2.0", "5.0", "200.0"), ("3", "1.0", "", "")]
+    board = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in board.Scalars("loss")] == [1, 2, 3]
     assert "Aviso" not in capsys.readouterr().out and not list(tmp_path.glob("anterior-*"))
+
+
+def test_the_time_left_is_reckoned_from_the_steps_of_this_run_alone(tmp_path, monkeypatch, capsys):
+    clock = iter([0, 600, 600])
+    monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    log = report.Reporter(tmp_path, True, 10)
+    log.start(6)
+    log.log(8, loss=1.0)
+    assert capsys.readouterr().out.strip().endswith("faltan 10 min 00 s")
