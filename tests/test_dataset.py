@@ -192,10 +192,11 @@ def test_one_document_is_all_training(tmp_path):
     assert "sin documentos de validación" in said[-1] and "Datos preparados" in said[-2], "nothing was damaged"
 
 
-def test_few_documents_still_leave_one_for_validation(tmp_path):
+@pytest.mark.parametrize("fraction", [None, 1e-9, 1 - 1e-9])
+def test_few_documents_still_leave_one_for_validation_and_one_for_training(tmp_path, fraction):
     path = tmp_path / "dos.jsonl"
     path.write_text("\n".join(json.dumps({"text": f"documento {i} " * 40}) for i in range(2)))
-    found = prepare(path, tmp_path / "Data", vocab_size=300)
+    found = prepare(path, tmp_path / "Data", vocab_size=300, val_fraction=fraction)
     assert found.meta["splits"]["train"]["documents"] == found.meta["splits"]["val"]["documents"] == 1
 
 

@@ -118,6 +118,13 @@ def test_only_so_many_tokens_of_a_text_are_measured(trained, measure, tmp_path):
     assert found["dataset_sha256"] is None, "which would be of all of it"
 
 
+def test_of_a_text_of_the_hub_a_beginning_is_measured(trained, measure, monkeypatch):
+    monkeypatch.setattr(evaluate, "HUB_TOKENS", 50)
+    monkeypatch.setattr(corpus, "_hub_documents", lambda *_: ((TEXT, {}) for _ in range(9)))
+    figures, _ = measure("--checkpoint", trained / "m.pth", "--dataset-name", "c4")
+    assert (figures["tokens"], figures["dataset_sha256"]) == (50, None)
+
+
 def test_a_published_gpt2_scores_what_it_does_there(measure, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -201,6 +208,14 @@ def test_what_is_in_the_way_of_a_measure_is_one_line(trained, measure, tmp_path,
     again = tmp_path / "cifras.json"
     monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, [*model, *text]), "--json", str(again)])
     assert evaluate.main() == 0, "its own is replaced"
+
+
+def test_a_validation_that_is_damaged_is_not_measured(trained, measure, tmp_path):
+    shutil.copytree(trained / "Data", tmp_path / "Data")
+    shard = tmp_path / "Data" / "libro" / "val-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2] + bytes(2))  # another piece of the vocabulary
+    with pytest.raises(UserError, match=r"val-00000\.bin está dañado"):
+        measure("--checkpoint", trained / "m.pth", "--data-dir", tmp_path / "Data")
 
 
 def test_too_little_memory_and_what_is_not_finite_are_told(trained, measure, tmp_path, monkeypatch):
