@@ -232,7 +232,14 @@ def test_a_validation_is_without_dropout_and_counts_the_bytes_of_what_is_predict
     nats = sum(F.cross_entropy(each, ids.flatten(), reduction="sum").item()
                for each, ids in zip(logits, predicted, strict=True))
     assert found["val_loss"] == pytest.approx(nats / 32)
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(ids.sum().item() for ids in predicted))
+    size = sum(ids.sum().item() for ids in predicted)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size)
+    other = Session()  # with another rank, which has measured 8 tokens of 100 bytes
+    other.sum = lambda own: [a + b for a, b in zip(own, (10.0, 8, 100), strict=True)] if len(own) == 3 else own
+    evaluate = pretrain.make_evaluate(model, summed, lambda: iter(batches), letters, other,
+                                      loop.Precision("fp32", torch.device("cpu")))
+    assert evaluate(None) == {"val_loss": pytest.approx((nats + 10) / 40),
+                              "bits_per_byte": pytest.approx((nats + 10) / math.log(2) / (size + 100))}
 
 
 @pytest.mark.parametrize("count, made", [(32, False), (33, True)])

@@ -328,13 +328,15 @@ def test_all_time_counts(tmp_path, shards, monkeypatch):
     assert 100 <= run.keeper.load("auto")["progress"]["seconds"] < 200 and len(spent) == 2
 
 
-def test_samples_are_of_the_ends_of_epochs_and_none_is_lost(tmp_path, shards):
-    """Though a stop in the evaluation before it leaves the sample to the next start."""
+@pytest.mark.parametrize("cut", [1, 3])
+def test_samples_are_of_the_ends_of_epochs_and_none_is_lost(tmp_path, shards, cut):
+    """Though a stop in the evaluation before it, in the last of all too, leaves the sample to the next start."""
     seen, asked = [], []
 
     def evaluate(request):
-        if not asked:
-            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+        asked.append(request)
+        if len(asked) == cut:
+            os.kill(os.getpid(), signal.SIGTERM)
             raise signals.Abandoned
         return {"val_loss": 1.0}
 
@@ -342,7 +344,7 @@ def test_samples_are_of_the_ends_of_epochs_and_none_is_lost(tmp_path, shards):
         return Run(tmp_path, shards, max_steps=38, checkpoint_freq=0).go(
             evaluate=evaluate, sample=lambda step, request: seen.append(step), **more)
 
-    assert go().result[1] == signal.SIGTERM and not seen
+    assert go().result[1] == signal.SIGTERM and seen == [18, 36, 38][:cut - 1]
     assert go(resume=True).result[1] == 0 and seen == [18, 36, 38]
 
 
@@ -596,10 +598,16 @@ def test_an_owed_evaluation_that_is_cut_short_again_leaves_the_row_as_it_was():
     def abandon(request):
         raise loop.Abandoned
 
-    progress, request = loop.Progress(step=3, owed={"loss": 1.0}), SimpleNamespace(number=15)
-    run = SimpleNamespace(progress=progress, as_delivered=contextlib.nullcontext)
+    @contextlib.contextmanager
+    def as_delivered():
+        held.append("average")
+        yield
+        held.clear()
+
+    held, progress, request = [], loop.Progress(step=3, owed={"loss": 1.0}), SimpleNamespace(number=15)
+    run = SimpleNamespace(progress=progress, as_delivered=as_delivered)
     reporter = SimpleNamespace(log=lambda step, **row: rows.append(row))
-    for evaluate, stop in ((abandon, 15), (lambda request: {"val_loss": 0.5}, 0)):
+    for evaluate, stop in ((abandon, 15), (lambda request: {"val_loss": 0.5 * len(held)}, 0)):
         rows = []
         clock = loop.Clock(Session())
         assert loop._evaluate_owed(run, loop.Policy(9, 1), evaluate, None, request, None, reporter, clock,
@@ -641,6 +649,16 @@ def test_a_fault_in_the_step_after_which_one_was_acted_on_still_had_the_rate_fro
 def test_endless_nans_stop_even_when_every_step_saves(tmp_path, shards):
     with pytest.raises(TrainingFault, match="3.ª vez"):
         Run(folder(tmp_path, "a"), shards, spoil=set(range(5, 99)), checkpoint_freq=1).go()
+
+
+def test_a_rate_that_was_lowered_more_than_once_comes_back_by_one_doubling_at_a_time():
+    told, progress = [], loop.Progress(lr_scale=0.25, faults=1)
+    reporter = SimpleNamespace(event=lambda step, text: told.append(text.rsplit(" ", 1)[1]))
+    scales = []
+    for _ in range(4):  # checkpoints; there were faults before the first
+        loop._win_back_rate(progress, reporter)
+        scales.append(progress.lr_scale)
+    assert scales == [0.25, 0.5, 1.0, 1.0] and told == ["0.5", "1"]
 
 
 def test_data_that_go_bad_in_the_middle_name_the_checkpoint(tmp_path, shards):
@@ -752,6 +770,7 @@ def test_fp16_scaler_survives_a_resume(tmp_path, shards):
     Run(folder(tmp_path, "b"), shards, precision="fp16", signal_at=9).go()
     rest = Run(tmp_path / "b", shards, precision="fp16").go(resume=True)
     assert rest.losses() == whole.losses() and same_weights(rest, whole)
+    assert rest.precision.scaler.state_dict() == whole.precision.scaler.state_dict(), "its steps since the last change"
 
 
 def test_bf16_follows_fp32(tmp_path, shards):
