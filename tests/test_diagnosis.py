@@ -358,10 +358,13 @@ def test_the_uuid_with_and_without_its_prefix():
 def test_foreign_on_a_card():
     shared = [gpu(index, processes={PID + index: 60 * GB} | ({777: 5 * GB, 778: None} if index == 3 else {}))
               for index in range(4)]
-    found = judge(cards(), gpus=shared, processes=[activity(PID), activity(777, "blender", ours=False)])
+    seen = [activity(PID), activity(777, "blender", ours=False)]
+    found = judge(cards(), gpus=shared, processes=seen)
     assert [finding.kind for finding in found] == ["foreign", "foreign"]
     assert "blender 777, con 5.0 GB" in found[0].text and found[0].who == "GPU 3 (nodo1, rango 3)"
     assert "pid 778" in found[1].text
+    there = beat(4, host="nodo2", pid=777)  # another machine's number is nobody's here
+    assert judge([*cards(), there], gpus=shared, processes=seen) == found
     assert judge(gpus=shared) == []
     ours = [activity(PID + rank) for rank in range(4)] + [activity(777), activity(778)]
     assert judge(cards(), gpus=shared, processes=ours) == []

@@ -319,6 +319,11 @@ assert dist.run_on_main(lambda: {"rank": dist.rank}) == {"rank": 0}
 assert dist.sum([dist.rank, 1]) == [3.0, 3.0]
 assert dist.gather_objects(dist.rank) == [0, 1, 2]
 assert dist.devices == [dist.device.type] * 3
+module = torch.nn.BatchNorm1d(2)
+for tensor in module.state_dict().values():
+    tensor.fill_(dist.rank)
+dist.broadcast_weights(module)
+assert not any(tensor.any() for tensor in module.state_dict().values()), "buffers too"
 dist.print_each("bien")
 """)
     for code, output in run_ranks([path], [tmp_path] * 3):
@@ -371,6 +376,7 @@ def work():
     raise {kind}("el fichero «x» está roto")
 assert not ({late} and dist.rank) or distributed.has_ended(dist.first, 60)
 dist.run_on_main(lambda: None)
+{late} or dist.barrier()  # so that the work that fails is what the others wait for
 dist.run_on_main(work)
 """)
     outputs = run_ranks([path], [tmp_path] * 2)

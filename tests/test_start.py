@@ -21,7 +21,7 @@ from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pa
 from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
-from aura.rendezvous import SAME_EVERYWHERE
+from aura.rendezvous import SAME_EVERYWHERE, require_same
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.
@@ -173,6 +173,13 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
 
 
+@pytest.mark.parametrize("first, second", [({}, {"ema": 0.9}), ({"ema": 0.9}, {})])
+def test_an_argument_that_one_process_alone_has_is_a_difference(first, second):
+    told = f"--ema es {first.get('ema')} en el rango 0 y {second.get('ema')} en el rango 1"
+    with pytest.raises(UserError, match=told):
+        require_same({0: {"arguments": first}, 1: {"arguments": second}})
+
+
 @pytest.mark.parametrize("every, freq, told", [
     (6, 4, "se conservan los de pasos múltiplos de 12."), (6, 0, "no se conserva ninguno por él."), (8, 4, None),
     (0, 4, None)])
@@ -288,6 +295,26 @@ def test_what_the_options_keep_in_memory_counts(monkeypatch, count, sync, ema, s
     monkeypatch.setattr(backend, "device_memory", lambda device: size * config.parameters() - 1)
     with pytest.raises(UserError, match=f"GB para pesos, gradientes y .*{what}, y aquí hay .* GB: pida menos"):
         start.require_memory(args, config, Session(world_size=count), "pida menos")
+
+
+def test_of_a_model_that_is_cut_each_card_needs_room_for_its_part(monkeypatch):
+    args, config = SimpleNamespace(sync="ddp", ema=0.0), gpt.PRESETS["gpt2"]
+    monkeypatch.setattr(backend, "device_memory", lambda device: 4 * config.parameters())
+    start.require_memory(args, config, Session(world_size=4, shards=4), "pida menos")
+    with pytest.raises(UserError, match="pida menos"):
+        start.require_memory(args, config, Session(world_size=3, shards=3), "pida menos")
+
+
+def test_steps_are_counted_as_if_all_had_been_of_today_s_length():
+    seen = start.Ready(None, None, steps=12, fewer=4).at_step(lambda step, steps: (step, steps))
+    assert [seen(step) for step in (4, 11)] == [(0, 8), (7, 8)]
+
+
+def test_a_rehearsed_nan_is_of_the_rank_and_the_call_that_are_named(monkeypatch):
+    monkeypatch.setenv("AURA_INJECT_NAN", "0:1,1:2")
+    for rank in range(3):
+        loss = start.injected(lambda model, batch: (torch.ones(()), 1), Session(rank=rank, world_size=3))
+        assert [loss(None, None)[0].isnan().item() for _ in range(3)] == [rank == 0, rank == 1, False]
 
 
 @pytest.mark.parametrize("step,owed,said", [(2, None, ""), (3, None, "ya estaba completo: paso 3 de 3"),
