@@ -210,14 +210,6 @@ def test_what_is_in_the_way_of_a_measure_is_one_line(trained, measure, tmp_path,
     assert evaluate.main() == 0, "its own is replaced"
 
 
-def test_a_validation_that_is_damaged_is_not_measured(trained, measure, tmp_path):
-    shutil.copytree(trained / "Data", tmp_path / "Data")
-    shard = tmp_path / "Data" / "libro" / "val-00000.bin"
-    shard.write_bytes(shard.read_bytes()[:-2] + bytes(2))  # another piece of the vocabulary
-    with pytest.raises(UserError, match=r"val-00000\.bin está dañado"):
-        measure("--checkpoint", trained / "m.pth", "--data-dir", tmp_path / "Data")
-
-
 def test_too_little_memory_and_what_is_not_finite_are_told(trained, measure, tmp_path, monkeypatch):
     options = ["--checkpoint", trained / "m.pth", "--dataset-name", whole(tmp_path / "otro.txt", TEXT)]
 
