@@ -62,15 +62,7 @@ def main():
     """Measure, print, write the file; returns the exit code."""
     args = build_parser().parse_args()
     backend.limit_threads()
-    if args.dataset_max_tokens and not args.dataset_name:
-        raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: es para el texto de --dataset-name; de la "
-                        "validación se mide lo que dice --eval-windows")
-    if args.data_dir and args.dataset_name:
-        raise UserError(f"--data-dir {args.data_dir!r}: es de los datos con que se entrenó, y de --dataset-name se lee "
-                        "el texto, sin prepararlo: quite una de las dos")
-    if args.eval_windows and args.dataset_name:
-        raise UserError(f"--eval-windows {args.eval_windows}: es para la validación del propio entrenamiento; de "
-                        "--dataset-name se mide lo que dice --dataset-max-tokens")
+    check_arguments(args)
     place = args.json and _require_free(args.json, args.checkpoint)
     try:
         figures = _measure(args)
@@ -81,7 +73,7 @@ def main():
         raise
     bits = figures["bits_per_byte"]
     told = f"{bits:.4f} bits por byte" if bits else "sin bits por byte: su tokenizador no conserva todos los bytes"
-    perplexity = f"{figures['perplexity']:.4g}" if figures["perplexity"] else "sin límite"
+    perplexity = f"{figures['perplexity']:.4g}" if figures["perplexity"] else "más de 1e+304"
     print(f"Pérdida: {figures['loss']:.4f} nats por token; perplejidad: {perplexity}; {told}.")
     if place:
         try:
@@ -90,6 +82,19 @@ def main():
             raise UserError(f"--json {args.json!r}: no se puede escribir ({explain(problem)}); indique otro"
                             ) from problem
     return EXIT_OK
+
+
+def check_arguments(args):
+    """Raise UserError for what would have no effect: a text has no prepared data, and these no beginning."""
+    if args.dataset_max_tokens and not args.dataset_name:
+        raise UserError(f"--dataset-max-tokens {args.dataset_max_tokens}: es para el texto de --dataset-name; de la "
+                        "validación se mide lo que dice --eval-windows")
+    if args.data_dir and args.dataset_name:
+        raise UserError(f"--data-dir {args.data_dir!r}: es de los datos con que se entrenó, y de --dataset-name se lee "
+                        "el texto, sin prepararlo: quite una de las dos")
+    if args.eval_windows and args.dataset_name:
+        raise UserError(f"--eval-windows {args.eval_windows}: es para la validación del propio entrenamiento; de "
+                        "--dataset-name se mide lo que dice --dataset-max-tokens")
 
 
 def _require_free(name, checkpoint):
