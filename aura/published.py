@@ -58,7 +58,7 @@ def settings(folder, kind, flag, held):
                         "cópielos otra vez o indique otra") from problem
     if not isinstance(given, dict) or given.get("model_type", kind) != kind:
         found = given.get("model_type") if isinstance(given, dict) else type(given).__name__
-        raise UserError(f"{flag}: {str(path)!r} describe un modelo {found!r}, y aquí solo se entrena {kind}")
+        raise UserError(f"{flag}: {str(path)!r} describe un modelo {found!r}, y aquí solo sirve un {kind}")
     return given
 
 

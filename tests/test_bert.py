@@ -275,7 +275,7 @@ def test_a_spoiled_file_is_one_line(folder, spoil):
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"model_type": "roberta"}, "'roberta', y aquí solo se entrena bert"),
+    ({"model_type": "roberta"}, "'roberta', y aquí solo sirve un bert"),
     ({"hidden_size": None}, "no tiene hidden_size"),
     ({"hidden_size": "ancho"}, "hidden_size 'ancho'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers 0"),

@@ -297,7 +297,7 @@ def test_files_of_other_times(theirs, tmp_path):
 
 
 @pytest.mark.parametrize("values, told", [
-    ({"model_type": "llama"}, "describe un modelo 'llama', y aquí solo se entrena gpt2"),
+    ({"model_type": "llama"}, "describe un modelo 'llama', y aquí solo sirve un gpt2"),
     ({"activation_function": "relu"}, "pide activation_function 'relu', que el GPT-2 de aquí no tiene"),
     ({"n_inner": 64}, "pide n_inner 64"),
     ({"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
