@@ -367,7 +367,7 @@ def test_a_best_that_cannot_be_moved_is_left_and_named(tmp_path, monkeypatch):
     described = tmp_path / "best" / "metrics.json"
     described.parent.mkdir()
     described.write_text('{"val_loss": 1.0, "exact_match": 50, "f1": 60.0}')
-    monkeypatch.setattr("aura.files.tempfile.mkdtemp", full)
+    monkeypatch.setattr("pathlib.Path.mkdir", full)
     args = SimpleNamespace(batch_size=1, checkpoint_dir=tmp_path)
     with pytest.raises(TrainingFault, match="no queda espacio en el disco; corríjalo y repita la misma orden"):
         finetune.Evaluation(args, Session(), SimpleNamespace(validation_sha256="a"), None, None, 0, None)
