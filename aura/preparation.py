@@ -74,7 +74,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     known = _known(options, corpus)
     existing = _intact(final, options, corpus, note)
     if existing:
-        remove_abandoned(data_dir, corpus.name, _left_of(known))  # of another that began the same and was killed
+        _clear_away(final, known)
         note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
              f"{existing.tokens('val')} de validación.")
         if latest:
@@ -112,12 +112,8 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     made = dataset.Dataset(final, meta)  # as it is here: another preparation of the name may be taking its place now
     made.verify()
     _summarise(made, time.monotonic() - started, note)
-    remove_abandoned(data_dir, corpus.name, _left_of(known))
-    if other := unfinished(final, lambda folder: os.access(folder / UNFINISHED, os.W_OK)):
-        folder, locks = other
-        give_up(locks)
-        note(f"Aviso: {folder} es de otra preparación de {corpus.name!r} que quedó a medias: si no va a repetir su "
-             "orden con el mismo texto, bórrela.")
+    _clear_away(final, known)
+    _tell_what_is_left(final, note)
     return made
 
 
@@ -271,6 +267,19 @@ def _left_of(known):
             return True  # and no use to anybody else
 
     return is_ours
+
+
+def _clear_away(final, known):
+    """Remove what others that began the same as is now made, as _known() tells, and were killed have left."""
+    remove_abandoned(final.parent, final.name, _left_of(known))
+
+
+def _tell_what_is_left(final, note):
+    if left := unfinished(final, lambda folder: os.access(folder / UNFINISHED, os.W_OK)):
+        folder, locks = left
+        give_up(locks)
+        note(f"Aviso: {folder} es de otra preparación de {final.name!r} que quedó a medias: si no va a repetir su "
+             "orden con el mismo texto, bórrela.")
 
 
 @contextlib.contextmanager

@@ -27,9 +27,9 @@ def train(cwd, *options, script=SMALL, **extra):
     return run([script, *map(str, options)], cwd, **extra)
 
 
-def losses(folder):
+def losses(folder, column="loss"):
     with open(folder / "logs" / "train.csv", newline="", encoding="utf-8") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
 
 
 def test_the_presets_are_those_of_the_guide():
@@ -103,6 +103,9 @@ def test_a_trained_hrm_goes_on_with_another_text(book, tmp_path):
     results = run_ranks([SMALL, *map(str, words), "--batch-size", "4"], [two, other])
     assert [code for code, _ in results] == [0, 0], results
     assert losses(two) == pytest.approx(losses(one), abs=1e-4)
+    # Of the moving average, which each process has made of the weights that it began with.
+    assert losses(two, "val_loss") == pytest.approx(losses(one, "val_loss"), abs=1e-4)
+    assert torch.load(one / "checkpoints" / "ckpt-00000004.pt", weights_only=True)["begun_with"]
     code, said = train(streamed, *words, "--stream")
     assert code == 0 and "Entrenando el tokenizador" not in said and abs(losses(streamed)[0] - whole[-1]) < 0.5, said
     code, said = train(one, *words[:-1], 6, "--seq-len", 32)
