@@ -173,7 +173,7 @@ class Parser(argparse.ArgumentParser):
         if surplus:  # a pattern that the shell has made hundreds of names of
             problems.append(f"argumento{'s' if len(surplus) > 1 else ''} de más: "
                             f"{first_of(list(map(repr, surplus)), 4)}")
-        if any(map(os.path.isfile, unknown)) and {"dataset", "dataset_name"} & actions.keys():
+        if surplus == unknown and any(map(os.path.isfile, unknown)) and {"dataset", "dataset_name"} & actions.keys():
             problems.append("de varios ficheros, indique su carpeta")
         if problems:
             raise UserError("; ".join(problems) + f" (las opciones: {self.prog} --help)")

@@ -111,7 +111,8 @@ def _read_or_known(args, kind, note):
 
 def _read(args, kind, note):
     named = f"{FLAG} {args.init_from!r}"
-    values, found, pieces, _ = opened(args.init_from, FLAG, note, lambda files: _require_apart(args, files, named))
+    values, found, pieces, _ = opened(args.init_from, FLAG, note, lambda files: _require_apart(args, files, named),
+                                      only_ours=kind is not gpt.GPTConfig)
     config = models.described(values, found, named)
     if not isinstance(config, kind):
         raise UserError(f"{named}: es {CALLED[type(config)]}, y este programa entrena {CALLED[kind]}: indique otro "
@@ -127,24 +128,25 @@ def _read(args, kind, note):
     return Beginning(config, checksum, found, pieces)
 
 
-def opened(name, flag, note, prove=lambda files: None):
+def opened(name, flag, note, prove=lambda files: None, only_ours=False):
     """(configuration as a dict, {our name: tensor}, tokenizer, output.learnt_from() it) of the model called `name`: one
-    of this project, or a GPT-2 that transformers or the Hub have.
+    of this project or, unless only_ours, a GPT-2 that transformers or the Hub have.
 
     flag: the argument that error messages name. prove(files): is called with the paths before they are read, and may
     raise UserError, as this does for what is no such model or cannot be read.
     """
     named = f"{flag} {name!r}"
     path = path_called(name, named)
-    if path.is_file() and path.name == published.WEIGHTS:
-        raise UserError(f"{named}: indique la carpeta en la que está, que tiene también su configuración y su "
-                        f"tokenizador: {str(path.parent)!r}")
-    if path.is_file() or path.suffix in (".pth", ".pt") and not path.exists():  # misspelt, it is none of the Hub's
-        prove({path, path.with_suffix(".json")})
-        return output.read_output(path, flag)
     own = sorted([*path.glob("*.pt"), *path.glob("*.pth")]) if path.is_dir() else []
     if own and not (path / published.CONFIG).exists():
         raise UserError(f"{named}: indique un fichero de esa carpeta, por ejemplo {str(own[-1])!r}")
+    if path.is_file() and path.name == published.WEIGHTS and not only_ours:
+        raise UserError(f"{named}: indique la carpeta en la que está, que tiene también su configuración y su "
+                        f"tokenizador: {str(path.parent)!r}")
+    misspelt = path.suffix in (".pth", ".pt") and not path.exists()  # which is none of the Hub's
+    if path.is_file() or misspelt or only_ours:
+        prove({path, path.with_suffix(".json")})
+        return output.read_output(path, flag)
     folder = published.find(name, flag, gpt2.HELD, FILES, "un modelo de este proyecto es su fichero .pth o .pt",
                             note=note)
     prove({folder / file for file in FILES})

@@ -51,6 +51,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path, name):
     (["--presett", "demo"], ["--presett", "¿quiso decir --preset?"]),
     (["--lr"], ["falta el valor", "--lr=VALOR"]), (["--lr", "-1e-3"], ["--lr: -1e-3 está fuera"]),
     (["--lr=--"], ["--lr: '--' no es un número"]), (["--data-dir=--", "--max-steps=--"], ["--max-steps: '--'"]),
+    (["--dataset-nme", __file__], ["¿quiso decir --dataset-name?", f"de más: {__file__!r} (las opciones:"]),
     (["sobra"], ["de más", "'sobra'"]), ([__file__], ["de más", "; de varios ficheros, indique su carpeta (las"]),
     (["a.txt", "--nope", *"bcdefg"], ["--nope; argumentos de más: 'a.txt', 'b', 'c', 'd' y 3 más (las opciones:"]),
     (["--block_size=32"], ["desconocido --block-size=32; ¿quiso decir --seq-len?"]),

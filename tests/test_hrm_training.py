@@ -124,6 +124,11 @@ def test_what_a_trained_hrm_is_cannot_be_chosen_anew(book, tmp_path):
                          (["--tokenizer", "t.model"], "con --init-from el tokenizador es el de ese modelo")):
         code, said = train(tmp_path, *words, *options)
         assert code == 2 and why in said, said
+    (tmp_path / "hf").mkdir()
+    for name, why in (("hrm.pht", "'hrm.pht': no existe; indique el fichero de un modelo"),
+                      ("hf", "'hf': es una carpeta; indique el fichero de un modelo")):  # the Hub has none for it
+        code, said = train(tmp_path, *words, "--init-from", name)
+        assert code == 2 and why in said and "Hub" not in said, said
     code, said = run([ROOT / "train_gpt2_spanish.py", *map(str, words)], tmp_path)
     assert code == 2 and "'hrm.pth': es un HRM, y este programa entrena un GPT-2" in said, said
     code, said = train(tmp_path, *words, "--seq-len", 48, "--segments", 1)
