@@ -217,10 +217,12 @@ class Launch:
 
     def event(self, rank, pid=None, attempt=0, code=None):
         """A rank has begun (pid, attempt) or its script has ended (code)."""
-        if pid and (self.asked or self.over):
-            send_signal(pid, signal.SIGTERM)
         if self.over:
+            if pid:  # of a restart that torchrun had begun; told to stop twice, by both of us, it would stay to save
+                send_signal(pid, signal.SIGKILL)
             return
+        if pid and self.asked:
+            send_signal(pid, signal.SIGTERM)
         if pid:
             if attempt > self.attempt:
                 when = time.strftime("%Y-%m-%d %H:%M:%S")  # a night has many lines, and this one says what it cost

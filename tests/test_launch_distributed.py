@@ -537,6 +537,19 @@ def test_what_a_restart_would_not_change_is_not_started_again(code, over):
     assert group.over == over and len(ended) == over
 
 
+def test_what_torchrun_begins_again_once_all_is_over_is_not_waited_for(tmp_path):
+    """torchrun stops it as well, and whoever is told twice before its script has ended stays as long as one saves."""
+    body = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), os._exit(143)))\nprint('lista')\ntime.sleep(60)"
+    variables = {signals.LISTENED: "x", "RANK": 0, "LOCAL_RANK": 0, "TORCHELASTIC_RESTART_COUNT": 1}
+    group = launch.Launch(1, 1, False)
+    group.over = True
+    with Process([LAUNCHER, "--as-rank", script(tmp_path, body)], tmp_path, **variables) as process:
+        process.wait_for("lista")
+        process.child.send_signal(signal.SIGTERM)
+        group.event(rank=0, pid=process.child.pid, attempt=1)
+        assert process.finish()[0] == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("handler, heard", [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
 def test_a_launch_under_nohup_outlives_its_terminal(monkeypatch, handler, heard):
     group, found = launch.Launch(1, 0, False), []
