@@ -117,7 +117,7 @@ def _measure(args):
     warn = functools.partial(print, file=sys.stderr)
     device = backend.take_device(0, warn)
     precision = start.choose_precision(args.precision, device)
-    config, weights, tokenizer, learnt = _read(args, warn)
+    config, weights, tokenizer, learnt = initial.usable(args.checkpoint, "--checkpoint", warn)
     find = _given_text if args.dataset_name else _own_validation
     text, count = find(args, config, tokenizer, learnt, device, warn), _Count()
     start.tune_allocator(device, sparing=False)
@@ -144,16 +144,6 @@ def _measure(args):
             "bits_per_byte": bits, "tokenizer_sha256": tokenizer.sha256, "lossless": lossless,
             "precision": precision.name, "device": backend.device_name(device), "versions": output.versions(),
             "command": sys.argv}
-
-
-def _read(args, warn):
-    """(config, weights, tokenizer, output.learnt_from() it) of --checkpoint."""
-    named = f"--checkpoint {args.checkpoint!r}"
-    values, weights, tokenizer, learnt = initial.opened(args.checkpoint, "--checkpoint", warn)
-    config = models.described(values, weights, named)
-    if tokenizer.vocab_size > config.vocab_size:  # rows that it has beyond its tokenizer's take their probability too
-        config, weights = initial.with_pieces(config, weights, tokenizer, named)
-    return config, weights, tokenizer, learnt
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Generate text from a trained model.
 
     python -m aura.generate --checkpoint gpt2_spanish.pth --prompt "En un lugar de la Mancha"
+    python -m aura.generate --checkpoint datificate/gpt2-small-spanish --prompt "En un lugar de la Mancha"
 """
 
 import functools
 import sys
 import time
 
-from aura import backend, cli, models, output, sampling
+from aura import backend, cli, initial, models, sampling
 from aura.console import harmless
 from aura.errors import EXIT_OK, UserError
 
@@ -15,8 +16,9 @@ from aura.errors import EXIT_OK, UserError
 def build_parser():
     """The arguments of this command."""
     parser = cli.Parser(prog="python -m aura.generate", description="Genera texto con un modelo entrenado.")
-    parser.add_argument("--checkpoint", type=cli.path, default="gpt2_spanish.pth",
-                        help="modelo .pth o punto de control ckpt-*.pt")
+    parser.add_argument("--checkpoint", type=cli.path, default="gpt2_spanish.pth", metavar="RUTA|NOMBRE",
+                        help="modelo .pth o .pt, punto de control ckpt-*.pt, o un GPT-2 de Hugging Face, su carpeta o "
+                             "su nombre")
     parser.add_argument("--prompt", default="", help="el principio del texto (por defecto: ninguno)")
     parser.add_argument("--length", type=cli.number(int, low=1), default=200, help="cuántos tokens, como mucho")
     parser.add_argument("--temperature", type=cli.number(float, low=0), default=0.8, help="0: siempre el más probable")
@@ -48,9 +50,7 @@ def main():
 
 def _write(args):
     warn = functools.partial(print, file=sys.stderr)
-    config, weights, tokenizer, _ = output.read_output(args.checkpoint)
-    config = models.described(config, weights, f"--checkpoint {args.checkpoint!r}")
-    models.require_pieces(tokenizer, config, f"--checkpoint {args.checkpoint!r}")
+    config, weights, tokenizer, _ = initial.usable(args.checkpoint, "--checkpoint", warn)
     model = models.filled(config, weights, backend.take_device(0, warn))
     if args.early_exit:
         if getattr(model, "halt", None) is None:

@@ -153,6 +153,19 @@ def opened(name, flag, note, prove=lambda files: None, only_ours=False):
     return *gpt2.read(folder, flag), tokenizer.load(folder, flag), output.learnt_from({})
 
 
+def usable(name, flag, note):
+    """(config, weights, tokenizer, output.learnt_from() it) of the model called `name`, which knows every piece of its
+    tokenizer, and may have more rows: they take their probability too. As opened(); raises UserError."""
+    named = f"{flag} {name!r}"
+    values, weights, pieces, learnt = opened(name, flag, note)
+    config = models.described(values, weights, named)
+    if learnt["arguments"]:  # of this project, where nothing is added to a tokenizer
+        models.require_pieces(pieces, config, named)
+    elif pieces.vocab_size > config.vocab_size:
+        config, weights = with_pieces(config, weights, pieces, named)
+    return config, weights, pieces, learnt
+
+
 def with_pieces(config, found, pieces, named):
     """(the config, the float32 weights) of a model with as many rows in its embedding as its tokenizer has pieces.
     named: how the error message calls it. Raises UserError where that has others than the model's."""

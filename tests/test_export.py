@@ -468,13 +468,15 @@ def test_what_is_no_model_is_named_with_the_flag_that_there_is(command, tmp_path
         torch.save({**foreign, name: value}, tmp_path / "ajeno.pt")
         with pytest.raises(UserError, match=f"ajeno.pt' no es un .* este proyecto: no tiene {name}, o no es lo que"):
             output.read_output(tmp_path / "ajeno.pt")
+    leaves = command is export.main  # the other takes a folder of transformers' too
     for path, why in ((tmp_path / "x.pt", "no es un fichero de PyTorch, o está [^(]*; .* otro con --checkpoint$"),
-                      (tmp_path, "es una carpeta; indique el fichero"), (tmp_path / "y.pt", "no existe; indique el"),
-                      (os.devnull, "no es un fichero ni una carpeta; "),
-                      (tmp_path / "model.safetensors", "es para otras herramientas, como transformers; indique el "),
+                      (tmp_path, "es una carpeta; indique el fichero" if leaves else "indique un fichero de esa car"),
+                      (tmp_path / "y.pt", "no existe; indique el"), (os.devnull, "no es un fichero ni una carpeta; "),
+                      (tmp_path / "model.safetensors", "es para otras herramientas, como transformers; indique el "
+                       if leaves else "indique la carpeta en la que está"),
                       (tmp_path / "bert.pt", "su tokenizador no es de SentencePiece, .* un BERT está ya")):
         monkeypatch.setattr(sys, "argv", ["x", "--checkpoint", str(path)])
-        if command is export.main:
+        if leaves:
             sys.argv += ["--to", "hf", str(tmp_path / "hf")]
         with pytest.raises(UserError, match=f"'{path}': {why}"):
             command()
@@ -716,7 +718,8 @@ def test_what_leaves_needs_a_tokenizer_of_the_model(model, tokenizer, tmp_path, 
     path = save(model, tokenizer, tmp_path / "gpt.pth")
     monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(path), "--length", "30"])
     config, weights, _, _ = output.read_output(path)
-    monkeypatch.setattr(output, "read_output", lambda path: (config, weights, tokenizer, {}))
+    learnt = output.learnt_from({"arguments": {"output": "gpt.pth"}})
+    monkeypatch.setattr(output, "read_output", lambda *_: (config, weights, tokenizer, learnt))
     drawn = []
     monkeypatch.setattr(sampling, "choose", lambda logits, *_, **__: drawn.append(len(logits)) or 3)
     with monkeypatch.context() as fewer:

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aura import distributed, export, gpt2, initial, output, published, rendezvous
+from aura import distributed, export, generate, gpt2, initial, output, published, rendezvous, tokenizer
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt, hrm
 from tests.hub import Hub
@@ -261,6 +262,26 @@ def test_a_published_gpt2_computes_what_it_does_there(theirs):
         torch.testing.assert_close(logits[..., :300], expected, rtol=1e-4, atol=1e-4)
         # The padding token, which it did not have, is neither the likeliest of all nor impossible.
         torch.testing.assert_close(logits[..., 300], expected.mean(-1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [300, 320])
+def test_a_published_gpt2_writes_what_it_does_there(theirs, monkeypatch, capsys, rows):
+    """Its tokenizer has 301 pieces, one of them added to it: it may have fewer rows, and more."""
+    module, folder = theirs
+    module.resize_token_embeddings(rows, mean_resizing=False)
+    module.save_pretrained(folder)
+    pieces = tokenizer.load(folder)
+    tokens = torch.tensor([pieces.encode("Ana compró")])
+    with torch.no_grad():
+        for _ in range(12):
+            tokens = torch.cat([tokens, module(tokens).logits[:, -1:, :pieces.vocab_size].argmax(-1)], 1)
+    assert len(set(tokens[0, -12:].tolist())) > 3, "it says one thing only"
+    monkeypatch.setattr(sys, "argv", ["generate", "--checkpoint", str(folder), *"--length 12 --temperature 0".split(),
+                                      "--prompt", "Ana compró"])
+    assert generate.main() == 0
+    assert capsys.readouterr().out.startswith(pieces.decode(tokens[0].tolist()) + "\n--- 12 tokens, ")
+    monkeypatch.setattr(sys, "argv", sys.argv[:-2])
+    assert generate.main() == 0, "from the end token on"
 
 
 def test_the_files_of_a_published_model_are_not_replaced(theirs):
