@@ -264,13 +264,15 @@ def test_a_published_gpt2_computes_what_it_does_there(theirs):
         torch.testing.assert_close(logits[..., 300], expected.mean(-1), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("rows", [300, 320])
-def test_a_published_gpt2_writes_what_it_does_there(theirs, monkeypatch, capsys, rows):
-    """Its tokenizer has 301 pieces, one of them added to it: it may have fewer rows, and more."""
+@pytest.mark.parametrize("rows, special", [(300, ["<|endoftext|>"]), (320, ["<|endoftext|>"]), (300, [])])
+def test_a_published_gpt2_writes_what_it_does_there(theirs, monkeypatch, capsys, rows, special):
+    """It may have fewer rows than its tokenizer, to which a padding and an end token are added, has pieces; or more."""
     module, folder = theirs
     module.resize_token_embeddings(rows, mean_resizing=False)
     module.save_pretrained(folder)
+    byte_level(folder, special_tokens=special)
     pieces = tokenizer.load(folder)
+    assert pieces.vocab_size == 302 - len(special)
     tokens = torch.tensor([pieces.encode("Ana compró")])
     with torch.no_grad():
         for _ in range(12):
