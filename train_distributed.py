@@ -31,6 +31,7 @@ from aura import (
     products,
     results,
     resume,
+    scoring,
     sharding,
     spans,
     squad,
@@ -38,14 +39,12 @@ from aura import (
     wordpiece,
 )
 from aura.errors import EXIT_OK, UserError, found_by_all
-from aura.files import MISSHAPEN, require_writable_directory, set_aside
+from aura.files import require_writable_directory
 from aura.models import bert
 from aura.signals import orderly_stop
 from aura.words import counted
 
 RANDOM = tuple(f"random:{name}" for name in bert.PRESETS)
-SCORING = {"output": "./respuestas", "max_val_examples": 0}  # what --max-steps 0 takes where nothing is given
-DECIDE = ("max_len", "doc_stride", "question_len")  # how questions become windows, and so what a model answers
 CHOICE_SEED = 0  # which questions are used does not change with --seed, so that runs of several seeds compare
 
 
@@ -80,7 +79,7 @@ def build_parser():
                                        "aparte, con todas")
     cli.add_logging(parser, validated="cada época")
     cli.add_checkpoints(parser, output="./bert_squad", handed="carpeta del modelo final, con sus respuestas; "
-                        f"con --max-steps 0, solo de estas, y si no se indica {SCORING['output']}")
+                        f"con --max-steps 0, solo de estas, y si no se indica {scoring.DEFAULTS['output']}")
     parser.add_argument("--results-dir", type=cli.path, default="./results",
                         help="donde cada ejecución deja sus cifras, que python -m aura.compare compara")
     cli.add_distributed(parser, strategy=True)
@@ -109,23 +108,6 @@ def check_arguments(args):
     if args.doc_stride > room:
         raise UserError(f"{sizes} deja {room} tokens de contexto en una ventana, y --doc-stride {args.doc_stride} se "
                         f"saltaría texto: use --doc-stride {room} o menos")
-
-
-def check_answers(args):
-    """Raise UserError where --output cannot take the answers of --max-steps 0, or has a model's own; on rank 0."""
-    if Path(args.output, pretrained.WEIGHTS).exists():
-        raise UserError(f"--output {args.output!r} contiene un modelo, cuyas cifras y respuestas se perderían: indique "
-                        "otra --output")
-    require_writable_directory(args.output, "--output")
-    answered = [Path(args.output, name) for name in ("metrics.json", "predictions.json")]
-    try:
-        described = json.loads(answered[0].read_text(encoding="utf-8"))
-        model, dataset = described["model"], described["dataset"]
-    except (OSError, *MISSHAPEN):  # none of ours
-        return
-    if (model, dataset) != (args.model, args.dataset):
-        print(f"Las respuestas de {model} a {dataset} que había en {args.output} se han movido a "
-              f"{set_aside(answered, args.output)}.")
 
 
 def read_task(args, dist):
@@ -206,25 +188,6 @@ def build(args, dist, task):
     return module
 
 
-def score(args, dist, task):
-    """Answer the validation questions with the model as it was read, and leave answers and figures in --output; returns
-    the exit code. There is nothing to go on from, so a signal just ends it."""
-    precision = start.agree_precision(args, dist)
-    module = build(args, dist, task)
-    sharding.shard(module, optim.adamw(module, args.lr, args.weight_decay), dist, precision.dtype)
-    evaluation = finetune.Evaluation(args, dist, task, module, precision)
-    metrics = evaluation()
-    examples = task.examples or ()  # which rank 0 alone has
-    described = {**metrics, "model": args.model, "dataset": args.dataset, "questions": len(examples),
-                 "answered": sum(bool(example.answers) for example in examples),
-                 **{name: getattr(args, name) for name in DECIDE}, "precision": precision.name,
-                 "versions": output.versions()}
-    finetune.save_model(args.output, dist, task, None, described, evaluation.answers)
-    dist.print(f"Puntuación de {args.model}: {finetune.in_words(metrics)}. predictions.json en {args.output}.")
-    dist.barrier()
-    return EXIT_OK
-
-
 def train(args, dist, task, clock):
     """Cut or wrap the model, train, evaluate, leave model and figures; returns the exit code. clock: for loop.train."""
     precision = start.agree_precision(args, dist)
@@ -302,20 +265,21 @@ def main():
     """Read, build, train or, without a step, only score; returns the exit code."""
     args = build_parser().parse_args()
     args.fsdp = args.strategy == "fsdp"
-    scoring = args.max_steps == 0
-    if scoring:
-        vars(args).update({name: value for name, value in SCORING.items() if name not in args.given})
+    untrained = args.max_steps == 0
+    if untrained:
+        vars(args).update({name: value for name, value in scoring.DEFAULTS.items() if name not in args.given})
     check_arguments(args)
     with distributed.session(args) as dist:
         start.tune_allocator(dist.device, args.grad_checkpointing)
-        if scoring:  # neither checkpoints nor logs, which may be those of a training that goes on
-            dist.run_on_main(lambda: check_answers(args))
+        if untrained:  # neither checkpoints nor logs, which may be those of a training that goes on
+            dist.run_on_main(lambda: scoring.require_place(args))
         else:
             start.check_places(args, dist, folder=True)
             require_writable_directory(args.results_dir, "--results-dir")
         start.require_means(args, dist)
-        if scoring:
-            return score(args, dist, finetune.share(dist.made_on_main(lambda: read_task(args, dist)), dist))
+        if untrained:
+            task = finetune.share(dist.made_on_main(lambda: read_task(args, dist)), dist)
+            return scoring.score(args, dist, task, build(args, dist, task))
         task = dist.made_on_main(lambda: read_task(args, dist))
         with heartbeat.beating(args.log_dir, dist) as clock:
             clock.unit = "muestras"

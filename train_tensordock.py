@@ -17,24 +17,12 @@ import functools
 import os
 from pathlib import Path
 
-from aura import (
-    backend,
-    budget,
-    cli,
-    distributed,
-    optim,
-    plan,
-    pretrain,
-    recall,
-    start,
-    tokenizer,
-)
+from aura import backend, budget, cli, distributed, optim, output, plan, pretrain, recall, start, tokenizer
 from aura.checkpoint import Names
 from aura.checkpointer import asked
 from aura.errors import EXIT_OK, UserError
-from aura.files import explain, hold
+from aura.files import hold
 from aura.models import gpt
-from aura.output import DESCRIPTION, set_earlier_aside
 
 NAMES = Names("checkpoint-step-{}.pt", "interrupt-step-{}.pt")
 
@@ -257,7 +245,7 @@ def run(args, dist, data, config):
         return decay(step, steps=steps, warmup_steps=warmup, lr=args.lr, min_lr=args.min_lr_ratio * args.lr)
 
     return pretrain.train(args, dist, data, model, optimizer, schedule, next_token_loss, names=NAMES,
-                          table="training_log.csv", description=DESCRIPTION, target_hours=args.target_hours,
+                          table="training_log.csv", description=output.DESCRIPTION, target_hours=args.target_hours,
                           same_data=True)
 
 
@@ -276,9 +264,6 @@ def main():
     args.resume = asked(args.resume, args.checkpoint_dir, dist)
     state = recall.recorded(args, dist.print)
     if state is not None:
-        if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way
-            state["arguments"]["grad_checkpointing"] = "full"
-        state["arguments"].setdefault("beta2", optim.BETAS[1])  # of all runs from before it could be chosen
         recall.arguments(args, state, FIXED, flag, dist.print)
     card = budget.find_card(args, dist.device)
     config = complete(args, card, dist.print)
@@ -292,11 +277,8 @@ def main():
     if not args.prepare:
         budget.show(args, config, card, tokens, counted, ladder(args, config), progress, dist.print)
     if args.dry_run:
-        dtype = start.choose_precision(card.precision, dist.device).dtype if card.type == "cpu" else None
-        if dtype and (told := start.slow_products(card.precision, start.times_as_long(dtype))):
-            dist.print(told)
         return EXIT_OK
-    start.check_places(args, dist, description=DESCRIPTION)
+    start.check_places(args, dist, description=output.DESCRIPTION)
     if not args.prepare:
         start.require_means(args, dist)
         start.require_room(args, config, dist)
@@ -308,13 +290,8 @@ def main():
     if not counted:
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         budget.show(args, config, card, data.tokens("train"), True, ladder(args, config), progress, dist.print)
-    try:
-        if state is None or Path(args.resume).parent.resolve() != Path(args.checkpoint_dir).resolve():
-            set_earlier_aside(Path(args.output_dir), dist.print)
-        tokenizer.export_files(data.load_tokenizer(), args.output_dir, dist.print)
-    except OSError as problem:
-        raise UserError(f"--output_dir {args.output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "
-                        "corríjalo o indique otra carpeta") from problem
+    anew = state is None or Path(args.resume).parent.resolve() != Path(args.checkpoint_dir).resolve()
+    output.leave_tokenizer(data.load_tokenizer(), args.output_dir, anew, dist.print)
     config = dataclasses.replace(config, vocab_size=data.vocab_size)
     return budget.run_within(args, dist, functools.partial(run, args, dist, data, config))
 

@@ -1,5 +1,7 @@
 """What an order of train_tensordock.py takes of a card and of time: told before anything is prepared, and kept to."""
 
+import torch
+
 from aura import backend, corpus, dataset, ops, plan, recall, report, start, words
 from aura.errors import EXIT_SIGNAL_BASE, OutOfMemory, TrainingFault, UserError
 
@@ -71,6 +73,9 @@ def show(args, config, card, tokens, counted, presets, progress, note):
                         f"{plan.alternatives(job, card.memory, presets, begun=progress is not None)[1]}")
     if not counted:
         note(f"(Los tokens se han estimado a {BYTES_PER_TOKEN} bytes cada uno.)")
+    dtype = start.choose_precision(card.precision, torch.device("cpu")).dtype if card.type == "cpu" else None
+    if dtype and args.dry_run and (told := start.slow_products(card.precision, start.times_as_long(dtype))):
+        note(told)  # a run says so by itself
 
 
 def run_within(args, dist, run):

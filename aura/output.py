@@ -130,13 +130,20 @@ def other_run(args, description=None):
     return run if path.exists() and not same else None
 
 
-def set_earlier_aside(folder, note):
-    """Move aside the model that another run left in `folder`, one of one model, as its checkpoints will be, with all
-    that it needs: the tokenizer about to be written there is not its own."""
-    model, *_ = written_by(folder / DESCRIPTION) or [None]
-    if model and (folder / model).exists():
-        moved = set_aside([folder / name for name in (model, DESCRIPTION, *tokenizers.NAMES)], folder)
-        note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
+def leave_tokenizer(tokenizer, output_dir, anew, note):
+    """Write the tokenizer's files into --output_dir, a folder of one model. anew: this run goes on from none of its
+    checkpoints, so that a model there is another run's: it is moved aside, as its checkpoints will be, with all that
+    it needs. Raises UserError where the system refuses."""
+    folder = Path(output_dir)
+    try:
+        model, *_ = written_by(folder / DESCRIPTION) or [None]
+        if anew and model and (folder / model).exists():
+            moved = set_aside([folder / name for name in (model, DESCRIPTION, *tokenizers.NAMES)], folder)
+            note(f"El modelo anterior y su tokenizador se han movido a {moved}.")
+        tokenizers.export_files(tokenizer, folder, note)
+    except OSError as problem:
+        raise UserError(f"--output_dir {output_dir!r}: no se puede escribir el tokenizador ({explain(problem)}); "
+                        "corríjalo o indique otra carpeta") from problem
 
 
 def set_own_aside(args, description, note):

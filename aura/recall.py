@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from aura import corpus, dataset
+from aura import corpus, dataset, optim
 from aura.checkpoint import WEIGHTS_ALONE, choose, holds_weights_alone, peek
 from aura.errors import UserError
 
@@ -24,6 +24,9 @@ def recorded(args, note=print):
         raise UserError(f"{str(path)!r} {what}: indique un checkpoint-step-N.pt, o su carpeta")
     if "output_dir" not in state["arguments"]:
         raise UserError(f"{str(path)!r} es de otro de los scripts: reanúdelo con aquel")
+    if state["arguments"]["grad_checkpointing"] is True:  # from when there was no other way
+        state["arguments"]["grad_checkpointing"] = "full"
+    state["arguments"].setdefault("beta2", optim.BETAS[1])  # of all runs from before it could be chosen
     return state
 
 
