@@ -17,19 +17,19 @@ from setuptools.errors import CompileError
 HERE = Path(__file__).resolve().parent
 
 
-def extension_room():
-    """aura/extension.py by its path: importing the package would ask for torch, which a build does not need."""
-    spec = importlib.util.spec_from_file_location("aura_extension", HERE / "aura" / "extension.py")
+def compilation_room():
+    """aura/compilation.py by its path: importing the package would ask for torch, which a build does not need."""
+    spec = importlib.util.spec_from_file_location("aura_compilation", HERE / "aura" / "compilation.py")
     room = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(room)
     return room
 
 
-ROOM = extension_room()
+ROOM = compilation_room()
 
 
 class BuildWithNinja(build_ext):
-    """The build of aura/extension.py, so that files and flags are written once."""
+    """The build of aura/compilation.py, so that files and flags are written once."""
 
     def build_extension(self, ext):
         """Build where setuptools expects it; raises CompileError where that cannot be done."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from aura import extension, speeds
+from aura import compilation, extension, speeds
+from aura.compilation import CSRC, Unavailable, escaped, quoted
 from aura.errors import UserError
-from aura.extension import CSRC, Unavailable, escaped, quoted
 
 LEAST_CAPABILITY = (8, 0)  # Ampere: mma.sync of bfloat16, cp.async
 OUTPUT = "cuda.so"
@@ -41,7 +41,7 @@ def load():
     if _loaded:
         return
     rules, key = _plan()
-    library = ctypes.CDLL(str(extension.built_once(key, OUTPUT, lambda at: extension.run_build(rules, OUTPUT, at))))
+    library = ctypes.CDLL(str(extension.built_once(key, OUTPUT, lambda at: compilation.run_build(rules, OUTPUT, at))))
     hand_over(library)
     _loaded = library
 
@@ -77,10 +77,10 @@ def _plan():
     if capability < LEAST_CAPABILITY:
         raise Unavailable(f"{torch.cuda.get_device_name()} es de capacidad {capability[0]}.{capability[1]}, y los "
                           "núcleos de CUDA piden 8.0 o más")
-    nvcc, compiler = find_nvcc(), extension.find_compiler()
+    nvcc, compiler = find_nvcc(), compilation.find_compiler()
     rules = ninja_file(nvcc, compiler, capability)
-    key = extension.digest([rules, extension.source_hash((".cu", ".cuh", ".h", ".cpp")), torch.__version__,
-                            version_of(nvcc), extension.output_of([*compiler, "--version"])])
+    key = extension.digest([rules, compilation.source_hash((".cu", ".cuh", ".h", ".cpp")), torch.__version__,
+                            version_of(nvcc), compilation.output_of([*compiler, "--version"])])
     return rules, key
 
 
@@ -103,7 +103,7 @@ def find_nvcc():
         places = [Path(named, "bin", "nvcc")]
     else:
         in_path = shutil.which("nvcc")
-        packages = extension.find_torch().folder.parent / "nvidia" / f"cu{major}" / "bin" / "nvcc"
+        packages = compilation.find_torch().folder.parent / "nvidia" / f"cu{major}" / "bin" / "nvcc"
         places = [*([Path(in_path)] if in_path else []), USUAL_NVCC, packages]
     found = {nvcc: re.search(r"release (\d+)\.(\d+)", version_of(nvcc)) for nvcc in places}
     fitting = [nvcc for nvcc, version in found.items() if version and version[1] == major]
@@ -119,7 +119,7 @@ def find_nvcc():
 
 def version_of(nvcc):
     """What `nvcc --version` prints, "" where there is none."""
-    return extension.output_of([str(nvcc), "--version"])
+    return compilation.output_of([str(nvcc), "--version"])
 
 
 def architecture(capability):
@@ -131,13 +131,13 @@ def architecture(capability):
 def ninja_file(nvcc, compiler, capability):
     """The ninja file that builds OUTPUT. The source that includes torch goes through nvcc too, which hands C++ to the
     compiler and adds its own headers. The CUDA runtime is the one that torch brings, by way of libc10_cuda."""
-    torch_here = extension.find_torch()
+    torch_here = compilation.find_torch()
     headers, libraries = torch_here.folder / "include", torch_here.folder / "lib"
     host, *flags = list(itertools.dropwhile(lambda word: Path(word).name in LAUNCHERS, compiler)) or compiler
     command = [str(nvcc), "-ccbin", host, *itertools.chain.from_iterable(("-Xcompiler", flag) for flag in flags)]
     every = [*command, "-O3", f"-I{CSRC}", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
     kernel = [*every, "-std=c++17", *architecture(capability)]
-    plain = [*every, extension.cxx_standard(torch_here), "-isystem", str(headers)]
+    plain = [*every, compilation.cxx_standard(torch_here), "-isystem", str(headers)]
     link = ["-shared", "-cudart", "none", f"-L{libraries}", f"-Xlinker=-rpath,{libraries}", "-lc10_cuda", "-lc10"]
     sources = sorted((CSRC / "cuda").glob("*.cu"))
     return "\n".join([

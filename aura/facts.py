@@ -13,7 +13,7 @@ import torch
 import torch.distributed as c10d
 
 import aura
-from aura import backend, cgroup, dataset, extension, links, placement, sources
+from aura import backend, cgroup, compilation, dataset, extension, links, placement, sources
 from aura.errors import UserError
 from aura.files import explain, nearest
 
@@ -48,7 +48,7 @@ def _git():
     """The commit and whether files it holds were changed; both None where there is no git or no repository."""
     def git(*words):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(["git", "-C", extension.ROOT, *words], capture_output=True, text=True, check=True,
+            return subprocess.run(["git", "-C", compilation.ROOT, *words], capture_output=True, text=True, check=True,
                                   timeout=GIT_SECONDS, stdin=subprocess.DEVNULL).stdout.strip()
 
     commit = git("rev-parse", "--short=10", "HEAD")
@@ -60,7 +60,7 @@ def _kernels():
     """Whether the fused kernels are built here (True), or can be (True), or why not; builds nothing."""
     try:
         extension.require_buildable()
-    except extension.Unavailable as problem:
+    except compilation.Unavailable as problem:
         return str(problem)
     return True
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from aura import extension
+from aura import compilation, extension
 from aura.errors import UserError
 
 CHOICES = ("auto", "fused", "sdpa", "reference")
@@ -65,7 +65,7 @@ def expects_kernels(choice, device_type, precision, width):
         return False
     try:
         extension.require_buildable()
-    except extension.Unavailable:
+    except compilation.Unavailable:
         return choice == "fused"  # which use() refuses
     return True
 
@@ -109,7 +109,7 @@ def _load_gpu(choice):
             return False, None
         cuda_extension.load()
         return known, None
-    except (extension.Unavailable, OSError) as problem:
+    except (compilation.Unavailable, OSError) as problem:
         return False, " ".join(str(problem).split()) if choice == "fused" else None
 
 

@@ -2,12 +2,12 @@
 
 import hashlib
 
-from aura import extension
+from aura import compilation
 
 SUFFIXES = (".py", ".cpp", ".h", ".inl", ".cu", ".cuh")
 
 
-def source_files(root=extension.ROOT):
+def source_files(root=compilation.ROOT):
     """{path below root: hash} of the collection's own sources, an end of line counted as one character everywhere."""
     checkout = root.glob("*.py") if (root / "setup.py").exists() else []  # otherwise those of other packages
     paths = [*checkout, *(path for folder in ("aura", "csrc") for path in (root / folder).rglob("*"))]

@@ -41,7 +41,7 @@ import gpu_measure  # noqa: E402
 import gpu_steps  # noqa: E402
 import measure  # noqa: E402
 
-from aura import cli, cuda_extension, extension, ops, speeds  # noqa: E402
+from aura import cli, compilation, cuda_extension, ops, speeds  # noqa: E402
 from aura.errors import UserError  # noqa: E402
 
 MODEL_ROUNDS = 3  # a step of the largest takes seconds
@@ -242,7 +242,7 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         cuda_extension.load()
-    except extension.Unavailable as problem:
+    except compilation.Unavailable as problem:
         print(f"{WITHOUT_CARD}: {problem}.")
         return 0
     with measure.restored():

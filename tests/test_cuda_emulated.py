@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import library as torch_library
 
-from aura import cuda_extension, extension
+from aura import compilation, cuda_extension, extension
 from tests import test_activation, test_attention, test_loss, test_norms, test_products, test_rotary, test_total_norm
 
-HERE = extension.ROOT / "tests" / "cuda_on_cpu"
-FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{extension.CSRC}", "-Wno-unknown-pragmas",
+HERE = compilation.ROOT / "tests" / "cuda_on_cpu"
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{compilation.CSRC}", "-Wno-unknown-pragmas",
          # An address that is not aligned to the access is an error on a card, and none on most processors.
          "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",
          "-U_FORTIFY_SOURCE",  # whose longjmp allows no stack but the process's own
@@ -30,9 +30,9 @@ def kernels(tmp_path_factory):
     if not extension.has_ops(module):
         pytest.skip(extension.status())
     library = tmp_path_factory.mktemp("cuda") / "emulated.so"
-    sources = [*sorted((extension.CSRC / "cuda").glob("*.cu")), *sorted(HERE.glob("*.cpp"))]
+    sources = [*sorted((compilation.CSRC / "cuda").glob("*.cu")), *sorted(HERE.glob("*.cpp"))]
     objects = [library.with_name(f"{source.stem}.o") for source in sources]
-    with_flags = [*extension.find_compiler(), *FLAGS]
+    with_flags = [*compilation.find_compiler(), *FLAGS]
     running = [subprocess.Popen([*with_flags, "-c", "-x", "c++", source, "-o", to])
                for source, to in zip(sources, objects, strict=True)]
     assert [each.wait(LIMIT_S) for each in running] == [0] * len(running)

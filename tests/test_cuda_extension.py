@@ -8,7 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aura import cuda_extension, extension, ops
+from aura import compilation, cuda_extension, extension, ops
 from aura.errors import UserError
 from aura.extension import Unavailable
 
@@ -49,7 +49,7 @@ def test_the_first_toolkit_that_fits_is_taken(nvcc, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{nvcc.parent}:/usr/bin:/bin")
     usual, site = tmp_path / "usual", tmp_path / "site-packages"
     monkeypatch.setattr(cuda_extension, "USUAL_NVCC", usual / "bin" / "nvcc")
-    monkeypatch.setattr(extension, "find_torch", lambda: extension.Torch(site / "torch", "2.11.0"))
+    monkeypatch.setattr(compilation, "find_torch", lambda: compilation.Torch(site / "torch", "2.11.0"))
     other = put_nvcc(usual, "13.0")
     assert cuda_extension.find_nvcc() == nvcc
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
@@ -68,11 +68,11 @@ def test_only_for_the_card_that_is_here(capability, name):
 
 def test_every_source_is_built_and_linked(nvcc, tmp_path):
     """As ninja itself reads the file, with spaces in paths."""
-    rules = cuda_extension.ninja_file(nvcc, extension.find_compiler(), (8, 6))
+    rules = cuda_extension.ninja_file(nvcc, compilation.find_compiler(), (8, 6))
     (tmp_path / "build.ninja").write_text(rules)
-    told = subprocess.run([extension._ninja(), "-n", "-v"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-                          check=True).stdout
-    sources = [*(extension.CSRC / "cuda").glob("*.cu"), extension.CSRC / "cuda" / "library.cpp"]
+    told = subprocess.run([compilation.find_ninja(), "-n", "-v"], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=60, check=True).stdout
+    sources = [*(compilation.CSRC / "cuda").glob("*.cu"), compilation.CSRC / "cuda" / "library.cpp"]
     assert len(sources) > 3 and all(told.count(f"{source} -o {source.stem}.o") == 1 for source in sources), told
     assert told.count("arch=compute_86,code=sm_86") == len(sources) - 1
     (link,) = [line for line in told.splitlines() if line.endswith(f"-o {cuda_extension.OUTPUT}")]
@@ -99,12 +99,12 @@ def test_nvcc_is_given_the_compiler_and_not_what_calls_it(nvcc, compiler, given)
 def test_what_nvcc_refuses_is_told_with_the_way_out(nvcc, tmp_path, told, said):
     nvcc.write_text(f"#!/bin/sh\necho {shlex.quote(told)} >&2\nexit 1\n")
     with pytest.raises(Unavailable, match=said):
-        extension.run_build(cuda_extension.ninja_file(nvcc, ["c++"], (12, 0)), "cuda.so", tmp_path / "cuda.so")
+        compilation.run_build(cuda_extension.ninja_file(nvcc, ["c++"], (12, 0)), "cuda.so", tmp_path / "cuda.so")
 
 
 def test_what_knows_torch_is_built_by_the_standard_of_its_headers(nvcc, monkeypatch):
-    monkeypatch.setattr(extension, "cxx_standard", lambda torch: "-std=c++20")
-    rules = cuda_extension.ninja_file(nvcc, extension.find_compiler(), (8, 6))
+    monkeypatch.setattr(compilation, "cxx_standard", lambda torch: "-std=c++20")
+    rules = cuda_extension.ninja_file(nvcc, compilation.find_compiler(), (8, 6))
     kernel, plain, _ = (line for line in rules.splitlines() if line.startswith("  command = "))
     assert "-std=c++17" in kernel and "-std=c++20" in plain and "-std=c++17" not in plain
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from aura import extension
+from aura import compilation, extension
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock and process groups")
 
@@ -50,7 +50,7 @@ def workshop(tmp_path):
     return environment, log, hang
 
 
-def start(environment, code=LOAD, cwd=extension.ROOT):
+def start(environment, code=LOAD, cwd=compilation.ROOT):
     return subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=cwd,
@@ -73,14 +73,14 @@ def finish(process, timeout=60):
 
 
 def units(native=True):
-    return extension.units(["g++"], native, extension.instruction_sets())
+    return compilation.units(["g++"], native, compilation.instruction_sets())
 
 
 def compiled(native):
     """How often a build calls the compiler: once for each unit, and to try the youngest instruction sets."""
-    sets = extension.instruction_sets()
-    never_run = len(sets) - len(extension._run_here(sets)) if native else 0
-    return len(units(native)) - never_run + len(extension.NEWEST.keys() & sets.keys())
+    sets = compilation.instruction_sets()
+    never_run = len(sets) - len(compilation.run_here(sets)) if native else 0
+    return len(units(native)) - never_run + len(compilation.NEWEST.keys() & sets.keys())
 
 
 def wait_for(condition, timeout=30):
@@ -153,7 +153,7 @@ def test_who_may_not_write_where_another_user_builds_waits_for_him(tmp_path, mon
     if made:
         assert extension.built_once("0" * 20, "x.so", pytest.fail) == target
         return
-    with pytest.raises(extension.Unavailable, match="no se puede compilar en .*permiso denegado; defina AURA"):
+    with pytest.raises(compilation.Unavailable, match="no se puede compilar en .*permiso denegado; defina AURA"):
         extension.built_once("0" * 20, "x.so", pytest.fail)
 
 
@@ -230,7 +230,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
 
     monkeypatch.delenv("AURA_BUILD_DIR", raising=False)
     monkeypatch.setattr(extension.Path, "home", nobody)
-    with pytest.raises(extension.Unavailable, match="AURA_BUILD_DIR"):
+    with pytest.raises(compilation.Unavailable, match="AURA_BUILD_DIR"):
         extension.build_folder("x")
 
 
@@ -245,18 +245,18 @@ def test_a_compiler_given_from_here_on_is_found_from_elsewhere(monkeypatch, tmp_
     (tmp_path / "cxx").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "./cxx -O2")
-    assert extension.find_compiler() == [str(tmp_path / "cxx"), "-O2"]
+    assert compilation.find_compiler() == [str(tmp_path / "cxx"), "-O2"]
 
 
 def test_a_disk_from_which_nothing_is_run_is_called_that(monkeypatch, tmp_path):
     def refused(loader, spec):  # where CPython calls dlopen
         raise ImportError("x.so: failed to map segment from shared object")
 
-    monkeypatch.delitem(sys.modules, extension.MODULE, raising=False)
-    monkeypatch.setattr(extension, "_mark", lambda *_: extension.WITHOUT_TORCH)
+    monkeypatch.delitem(sys.modules, compilation.MODULE, raising=False)
+    monkeypatch.setattr(extension, "_mark", lambda *_: compilation.WITHOUT_TORCH)
     monkeypatch.setattr(extension, "_cut_short", lambda path: False)
     monkeypatch.setattr(extension.importlib.machinery.ExtensionFileLoader, "create_module", refused)
-    with pytest.raises(extension.Unavailable, match=r"_C.so está en un disco .*\(noexec\); defina AURA_BUILD_DIR"):
+    with pytest.raises(compilation.Unavailable, match=r"_C.so está en un disco .*\(noexec\); defina AURA_BUILD_DIR"):
         extension._import_file(tmp_path / "_C.so")
 
 
@@ -296,19 +296,19 @@ def test_the_standard_is_what_the_headers_of_torch_ask_for(tmp_path, header, fla
     (tmp_path / "include" / "ATen").mkdir(parents=True)
     if header is not None:
         (tmp_path / "include" / "ATen" / "ATen.h").write_text(header)
-    assert extension.cxx_standard(extension.Torch(tmp_path, "2.15.0")) == flag
-    assert extension.cxx_standard(None) == "-std=c++17"
+    assert compilation.cxx_standard(compilation.Torch(tmp_path, "2.15.0")) == flag
+    assert compilation.cxx_standard(None) == "-std=c++17"
 
 
 def test_every_unit_is_built_by_that_standard(monkeypatch):
-    monkeypatch.setattr(extension, "cxx_standard", lambda torch: "-std=c++20")
+    monkeypatch.setattr(compilation, "cxx_standard", lambda torch: "-std=c++20")
     for unit in units():
         assert [flag for flag in unit.flags if flag.startswith("-std=")] == ["-std=c++20"]
 
 
 def test_a_library_that_the_linker_misses_is_named():
     told = "g++ -shared -o _C.so\n/usr/bin/ld: cannot find -lcudart\ncollect2: error: ld returned 1 exit status\n"
-    assert extension._first_error(told) == "/usr/bin/ld: cannot find -lcudart"
+    assert compilation._first_error(told) == "/usr/bin/ld: cannot find -lcudart"
 
 
 def test_switched_off_is_silent():
@@ -326,8 +326,8 @@ def test_module_carries_the_hash_of_its_sources():
     module = extension.load()
     if module is None:
         pytest.skip(extension.status())
-    assert module.source_hash == extension.source_hash()
-    assert extension.HASH_MARK + module.source_hash.encode() in Path(module.__file__).read_bytes()
+    assert module.source_hash == compilation.source_hash()
+    assert compilation.HASH_MARK + module.source_hash.encode() in Path(module.__file__).read_bytes()
     assert extension.load() is module
 
 
@@ -345,23 +345,23 @@ def test_key_changes_with_sources_flags_torch_and_compiler(tmp_path, monkeypatch
     assert not key_is_new()
     sources = tmp_path / "csrc"
     sources.mkdir()
-    monkeypatch.setattr(extension, "CSRC", sources)
+    monkeypatch.setattr(compilation, "CSRC", sources)
     assert key_is_new()
     for name in ("a.h", "a.inl", "a.cpp"):
         (sources / name).write_text("int a;")
         assert key_is_new()
         (sources / name).write_text("int b;")
         assert key_is_new()
-    monkeypatch.setattr(extension, "KERNEL_FLAGS", ["-O0"])
+    monkeypatch.setattr(compilation, "KERNEL_FLAGS", ["-O0"])
     assert key_is_new()
-    monkeypatch.setattr(extension, "_processor_flags", lambda: "flags: another processor")
+    monkeypatch.setattr(compilation, "processor_flags", lambda: "flags: another processor")
     assert key_is_new()
     compiler.write_text("#!/bin/sh\necho 2.0\n")
     assert key_is_new()
-    torch = extension.find_torch()
-    monkeypatch.setattr(extension, "find_torch", lambda: torch._replace(version="2.99.0"))
+    torch = compilation.find_torch()
+    monkeypatch.setattr(compilation, "find_torch", lambda: torch._replace(version="2.99.0"))
     assert key_is_new()
-    monkeypatch.setattr(extension, "find_torch", lambda: None)
+    monkeypatch.setattr(compilation, "find_torch", lambda: None)
     assert key_is_new()
 
 
@@ -369,11 +369,11 @@ def test_key_changes_with_sources_flags_torch_and_compiler(tmp_path, monkeypatch
 def test_kernels_are_compiled_once_for_each_instruction_set(native):
     """A set forced with AURA_CPU_ISA must be genuine: its unit gets no other instructions, wherever it is compiled."""
     every = units(native)
-    kernels = {unit.object: unit.flags for unit in every if unit.source == extension.KERNELS_SOURCE}
-    rest = [unit for unit in every if unit.source != extension.KERNELS_SOURCE]
+    kernels = {unit.object: unit.flags for unit in every if unit.source == compilation.KERNELS_SOURCE}
+    rest = [unit for unit in every if unit.source != compilation.KERNELS_SOURCE]
     assert len({unit.object for unit in every}) == len(every)
     assert all(any("native" in flag for flag in unit.flags) == native for unit in rest)
-    assert all("-fopenmp" in unit.flags for unit in rest if unit.source == extension.OPS_SOURCE)
+    assert all("-fopenmp" in unit.flags for unit in rest if unit.source == compilation.OPS_SOURCE)
     for flags in kernels.values():
         assert not any("native" in flag or flag == "-ffast-math" for flag in flags)
         assert {"-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast"} <= set(flags)
@@ -395,13 +395,13 @@ def test_kernels_are_compiled_once_for_each_instruction_set(native):
 
 
 def test_every_file_of_operators_is_compiled():
-    included = re.findall(r'#include "(.+)"', (extension.ROOT / extension.OPS_SOURCE).read_text())
-    assert included == sorted(path.name for path in extension.CSRC.glob("ops*.cpp"))
+    included = re.findall(r'#include "(.+)"', (compilation.ROOT / compilation.OPS_SOURCE).read_text())
+    assert included == sorted(path.name for path in compilation.CSRC.glob("ops*.cpp"))
 
 
 def test_kernels_bring_no_inline_function_of_somebody_elses():
     """Of those the linker keeps one copy, which a smaller processor might not run: see csrc/cpu/vec.h."""
-    files = (extension.CSRC / "cpu").iterdir()
+    files = (compilation.CSRC / "cpu").iterdir()
     headers = {name for path in files for name in re.findall(r"#include <(.+)>", path.read_text())}
     assert headers == {"cstdint", "cstring", "type_traits", "immintrin.h"}
 
@@ -410,12 +410,12 @@ def test_kernels_bring_no_inline_function_of_somebody_elses():
 def test_clang_takes_every_file_and_makes_the_same_sets():
     """It defines other names for some sets, and does not know all that GCC can ask of a processor."""
     module_with_ops()
-    units = list(extension.units(["clang++"], native=True, isas=extension.instruction_sets()))
+    units = list(compilation.units(["clang++"], native=True, isas=compilation.instruction_sets()))
     assert len(units) > 5
     for unit in units:
-        command = ["clang++", *unit.flags, "-Werror", str(extension.ROOT / unit.source)]
+        command = ["clang++", *unit.flags, "-Werror", str(compilation.ROOT / unit.source)]
         subprocess.run([*command, "-fsyntax-only"], check=True, timeout=120)
-        if unit.source == extension.KERNELS_SOURCE:
+        if unit.source == compilation.KERNELS_SOURCE:
             defined = subprocess.run([*command, "-dM", "-E"], check=True, timeout=120, capture_output=True, text=True)
             assert f"kernels-{re.search(r'AURA_ISA (.*)', defined.stdout)[1]}.o" == unit.object
 
@@ -429,11 +429,12 @@ def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, refused,
     refuse = f'case "$*" in\n{refused}) echo no such instruction >&2; exit 1;;\nesac'
     compiler.write_text(f'#!/bin/sh\n{refuse}\nexec g++ "$@"\n')
     compiler.chmod(0o755)
-    made = extension._made_by([str(compiler)], tmp_path)
+    made = compilation._made_by([str(compiler)], tmp_path)
     assert list(made) == ["portable", "avx2", "avx512", "avx512bf16"][:left]
-    assert list(extension._made_by(extension.find_compiler(), tmp_path)) == list(extension.X86_ISAS)
+    assert list(compilation._made_by(compilation.find_compiler(), tmp_path)) == list(compilation.X86_ISAS)
     assert [path.name for path in tmp_path.iterdir()] == ["cxx"]
-    of_ops = next(unit for unit in extension.units([str(compiler)], True, made) if unit.source == extension.OPS_SOURCE)
+    [of_ops] = [unit for unit in compilation.units([str(compiler)], True, made)
+                if unit.source == compilation.OPS_SOURCE]
     assert ("-DAURA_HAS_AVX512BF16" in of_ops.flags, "-DAURA_HAS_AMX" in of_ops.flags) == (left > 3, False)
 
 
@@ -442,27 +443,27 @@ def test_a_set_that_is_too_young_for_the_compiler_is_left_out(tmp_path, refused,
     ("flags\t\t: fpu sse2 avx2 fma", 2), ("flags : avx2", 1), ("flags : avx2 fma avx512_bf16 amx_tile amx_bf16", 2),
     ("flags : avx2 fma avx512f avx512bw avx512dq avx512vl", 3), ("", 5), ("flags :", 5)])
 def test_of_a_build_that_stays_here_no_set_is_made_that_never_runs(monkeypatch, tmp_path, flags, sets):
-    monkeypatch.setattr(extension, "_processor_flags", lambda: flags)
+    monkeypatch.setattr(compilation, "processor_flags", lambda: flags)
     made = []
-    monkeypatch.setattr(extension, "run_build", lambda rules, output, target: made.append(rules))
+    monkeypatch.setattr(compilation, "run_build", lambda rules, output, target: made.append(rules))
     for native in (True, False):
-        extension.build(extension.find_compiler(), tmp_path / "_C.so", native)
-    names = list(extension.X86_ISAS)
+        compilation.build(compilation.find_compiler(), tmp_path / "_C.so", native)
+    names = list(compilation.X86_ISAS)
     for rules, left in zip(made, (names[:sets], names), strict=True):
         assert re.findall(r"build kernels-(\w+).o", rules) == left[::-1]
         assert re.findall(r"-DAURA_HAS_(\w+)", rules) == [name.upper() for name in left]
 
 
 def test_this_processor_runs_every_set_that_was_made_for_it():
-    assert set(module_with_ops().cpu_isas()) == set(extension._run_here(extension.instruction_sets()))
+    assert set(module_with_ops().cpu_isas()) == set(compilation.run_here(compilation.instruction_sets()))
 
 
 def test_without_torch_the_loader_alone_is_built(monkeypatch):
-    monkeypatch.setattr(extension, "find_torch", lambda: None)
+    monkeypatch.setattr(compilation, "find_torch", lambda: None)
     alone = units(native=False)
-    assert [unit.source for unit in alone] == list(extension.LOADER_SOURCES)
+    assert [unit.source for unit in alone] == list(compilation.LOADER_SOURCES)
     assert all({"-DAURA_WITHOUT_TORCH", '-DAURA_TORCH_VERSION="none"'} <= set(unit.flags) for unit in alone)
-    assert not any("torch" in flag for flag in extension.link_flags())
+    assert not any("torch" in flag for flag in compilation.link_flags())
 
 
 def test_stale_module_built_at_installation_is_passed_over(tmp_path, monkeypatch):
@@ -470,35 +471,35 @@ def test_stale_module_built_at_installation_is_passed_over(tmp_path, monkeypatch
     built = tmp_path / ("_C" + extension.importlib.machinery.EXTENSION_SUFFIXES[0])
 
     def write(source_hash, torch_version):
-        torch_mark = extension.TORCH_MARK + torch_version.encode()
-        built.write_bytes(b"...".join([b"", extension.HASH_MARK + source_hash.encode() + b"\0", torch_mark + b"\0"]))
+        torch_mark = compilation.TORCH_MARK + torch_version.encode()
+        built.write_bytes(b"...".join([b"", compilation.HASH_MARK + source_hash.encode() + b"\0", torch_mark + b"\0"]))
 
-    current, torch_version = extension.source_hash(), extension.find_torch().version
-    for source_hash, version in (("0" * 64, torch_version), (current, "2.0.0"), (current, extension.WITHOUT_TORCH)):
+    current, torch_version = compilation.source_hash(), compilation.find_torch().version
+    for source_hash, version in (("0" * 64, torch_version), (current, "2.0.0"), (current, compilation.WITHOUT_TORCH)):
         write(source_hash, version)
         assert extension._ahead_of_time() is None
     write(current, torch_version)
     assert extension._ahead_of_time() == built
-    write("0" * 64, extension.WITHOUT_TORCH)
-    monkeypatch.setattr(extension, "CSRC", tmp_path / "absent")
+    write("0" * 64, compilation.WITHOUT_TORCH)
+    monkeypatch.setattr(compilation, "CSRC", tmp_path / "absent")
     assert extension._ahead_of_time() == built
 
 
 @pytest.mark.parametrize("content, told", [
-    ('e.HASH_MARK + b"0\\0" + e.TORCH_MARK + b"2.0.0\\0"',
+    ('c.HASH_MARK + b"0\\0" + c.TORCH_MARK + b"2.0.0\\0"',
      "se compiló para torch 2.0.0, y el de aquí es .*--no-build-isolation"),
     ('b""', "está dañado: bórrelo"),
-    ('b"\\x7fELF\\x02".ljust(40, b"\\0") + bytes([0, 1]).ljust(24, b"\\0") + e.HASH_MARK + b"0\\0" + e.TORCH_MARK '
-     '+ e.find_torch().version.encode() + b"\\0"', "está dañado: bórrelo")])  # its sections would begin at byte 256
+    ('b"\\x7fELF\\x02".ljust(40, b"\\0") + bytes([0, 1]).ljust(24, b"\\0") + c.HASH_MARK + b"0\\0" + c.TORCH_MARK '
+     '+ c.find_torch().version.encode() + b"\\0"', "está dañado: bórrelo")])  # its sections would begin at byte 256
 def test_module_of_another_torch_or_none_is_refused_with_the_reason(tmp_path, content, told):
     """Where there are no sources to build another one from, as in site-packages."""
     code = f"""
 from pathlib import Path
-from aura import extension as e
+from aura import compilation as c, extension as e
 folder = Path({str(tmp_path)!r})
 built = folder / ("_C" + e.importlib.machinery.EXTENSION_SUFFIXES[0])
 built.write_bytes({content})
-e.__file__, e.CSRC = str(folder / "extension.py"), folder / "absent"
+e.__file__, c.CSRC = str(folder / "extension.py"), folder / "absent"
 """ + LOAD.partition("; ")[2]
     out, err = finish(start({**os.environ, "AURA_EXTENSION": ""}, code))
     assert out.startswith("False\n")
@@ -510,7 +511,7 @@ def test_installation_builds_if_there_is_a_compiler(tmp_path, workshop):
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib")]
 
     def built(**change):
-        subprocess.run(command, cwd=extension.ROOT, env={**environment, **change}, check=True, timeout=60)
+        subprocess.run(command, cwd=compilation.ROOT, env={**environment, **change}, check=True, timeout=60)
         return [path.name for path in (tmp_path / "lib").rglob("*") if path.is_file()]
 
     assert built() == ["_C" + extension.importlib.machinery.EXTENSION_SUFFIXES[0]]
@@ -522,16 +523,16 @@ def test_builds_nobody_loads_are_removed(tmp_path):
     newest, recent, old, foreign = (tmp_path / name for name in ("0" * 20, "1" * 20, "2" * 20, "aura"))
     for folder in (newest, recent, old, foreign):
         folder.mkdir()
-        (folder / extension.OUTPUT).touch()
+        (folder / compilation.OUTPUT).touch()
     long_ago = time.time() - extension.UNUSED_BUILD_S - 60
     for folder in (old, foreign):
-        os.utime(folder / extension.OUTPUT, (long_ago, long_ago))
-    extension._remove_unused_builds(newest / extension.OUTPUT)
+        os.utime(folder / compilation.OUTPUT, (long_ago, long_ago))
+    extension._remove_unused_builds(newest / compilation.OUTPUT)
     assert sorted(tmp_path.iterdir()) == [newest, recent, foreign]
 
 
 def test_a_build_that_another_builder_removes_meanwhile_is_passed_over(tmp_path, monkeypatch):
-    newest, other = (tmp_path / (digit * 20) / extension.OUTPUT for digit in "01")
+    newest, other = (tmp_path / (digit * 20) / compilation.OUTPUT for digit in "01")
     other.parent.mkdir()
     other.touch()
     monkeypatch.setattr(extension.time, "time", lambda: other.unlink())
@@ -549,7 +550,7 @@ def module_with_ops():
 def test_instruction_set_is_the_best_or_the_one_asked_for():
     module = module_with_ops()
     assert module.cpu_isas()[-1] == "portable"
-    assert set(module.cpu_isas()) <= set(extension.X86_ISAS)
+    assert set(module.cpu_isas()) <= set(compilation.X86_ISAS)
     for wanted, used in (("", module.cpu_isas()[0]), *((isa, isa) for isa in module.cpu_isas())):
         out, err = finish(start({**os.environ, "AURA_CPU_ISA": wanted}, LOAD + "; print(m.cpu_isa())"))
         assert out.splitlines()[-1] == used, err

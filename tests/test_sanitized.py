@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from aura import extension
+from aura import compilation, extension
 
 SOURCE = Path(__file__).with_name("kernels_sanitized.cpp")
-FLAGS = ["-std=c++17", "-O0", "-fsanitize=address", *extension.KERNEL_FLAGS]
+FLAGS = ["-std=c++17", "-O0", "-fsanitize=address", *compilation.KERNEL_FLAGS]
 
 
 def run(command, **options):
@@ -20,8 +20,8 @@ def run(command, **options):
 def compiler(tmp_path_factory):
     """A compiler that has the sanitizer's library, which is a package of its own on some systems."""
     try:
-        command = extension.find_compiler()
-    except extension.Unavailable as problem:
+        command = compilation.find_compiler()
+    except compilation.Unavailable as problem:
         pytest.skip(str(problem))
     folder = tmp_path_factory.mktemp("probe")
     probe = folder / "probe.cpp"
@@ -40,10 +40,10 @@ def instruction_set():
 def test_no_kernel_leaves_its_buffers(compiler, tmp_path):
     isa = instruction_set()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    flags = ["-march=x86-64", *extension.X86_ISAS[isa]] if x86 else []
+    flags = ["-march=x86-64", *compilation.X86_ISAS[isa]] if x86 else []
     program = tmp_path / "kernels"
-    built = run([*compiler, *FLAGS, *flags, f"-DSANITIZED_ISA={isa}", f"-I{extension.CSRC}",
-                 extension.ROOT / extension.KERNELS_SOURCE, SOURCE, "-o", program])
+    built = run([*compiler, *FLAGS, *flags, f"-DSANITIZED_ISA={isa}", f"-I{compilation.CSRC}",
+                 compilation.ROOT / compilation.KERNELS_SOURCE, SOURCE, "-o", program])
     assert built.returncode == 0, built.stdout
     ran = run([program])
     assert (ran.returncode, ran.stdout) == (0, f"{isa}: nothing found\n"), ran.stdout

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aura import cuda_extension, extension, ops, selfcheck, speeds
+from aura import compilation, cuda_extension, extension, ops, selfcheck, speeds
 from aura.errors import UserError
 from aura.models import bert, gpt, hrm
 
@@ -103,7 +103,7 @@ def test_what_we_measured_is_what_models_under_autocast_ask_for(monkeypatch):
 
 def test_what_we_measured_is_installed(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path]
-    subprocess.run(command, cwd=extension.ROOT, check=True, timeout=60)
+    subprocess.run(command, cwd=compilation.ROOT, check=True, timeout=60)
     installed, ours = ({path.name for path in folder.glob("*.json")} for folder in (tmp_path / "aura", H200.parent))
     assert installed == ours and H200.name in ours
 
@@ -219,7 +219,7 @@ def test_the_report_tells_what_auto_does_on_the_card(card, monkeypatch, capsys):
 
 def test_auto_does_without_kernels_that_cannot_be_had(card, monkeypatch):
     def nothing():
-        raise extension.Unavailable("no se encuentra nvcc")
+        raise compilation.Unavailable("no se encuentra nvcc")
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(cuda_extension, "speeds_file", nothing)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura import extension
+from aura import compilation, extension
 from aura.errors import TrainingFault, UserError
 from aura.shards import HEADER_BYTES, ShardHeader, ShardWriter, read_header, verify_shard
 from aura.tokens import TokenLoader, _Ring, evaluation_batches, permute
@@ -521,7 +521,7 @@ def run(code, *arguments, env=None, timeout=60):
     """Python in a process group of its own, all of it gone when the time is out."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
-        cwd=extension.ROOT,
+        cwd=compilation.ROOT,
         env={**os.environ, **(env or {})},
         text=True,
         stdout=subprocess.PIPE,

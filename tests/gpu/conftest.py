@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aura import cuda_extension, extension, ops
+from aura import compilation, cuda_extension, ops
 from tests.gpu import ON_CPU
 
 
@@ -24,6 +24,6 @@ def kernels():
         pytest.skip("there are no kernels of ours for this card")
     try:
         cuda_extension.find_nvcc()
-    except extension.Unavailable as problem:
+    except compilation.Unavailable as problem:
         pytest.skip(str(problem))
     cuda_extension.load()

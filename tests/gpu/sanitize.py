@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from aura import cli, cuda_extension, extension  # noqa: E402
+from aura import cli, compilation, cuda_extension  # noqa: E402
 from aura.errors import EXIT_OK, UserError  # noqa: E402
 from tests.gpu import SECONDS  # noqa: E402
 
@@ -61,7 +61,7 @@ def what_is_missing(sanitizer):
                        "CUDA_HOME)")
     try:
         cuda_extension.load()
-    except extension.Unavailable as problem:
+    except compilation.Unavailable as problem:
         missing.append(str(problem))
     return missing
 

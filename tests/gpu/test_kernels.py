@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import library
 
-from aura import extension, ops
+from aura import compilation, ops
 from tests import test_activation, test_attention, test_loss, test_norms, test_rotary
 from tests.gpu import ENDS_HUNG_KERNELS, NEEDS_CARD
 
@@ -181,7 +181,8 @@ def test_a_target_that_is_no_class_fails_an_assertion():
     code = ("import torch; from aura import ops; ops.use('fused', 'cuda'); from aura.fused import loss; "
             "torch.ops.aura.cross_entropy_chunk_(torch.zeros(2, 11, device='cuda'), "
             "torch.tensor([3, 11], device='cuda'), -100, True); torch.cuda.synchronize()")
-    ran = subprocess.run([sys.executable, "-c", code], cwd=extension.ROOT, capture_output=True, text=True, timeout=250)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=compilation.ROOT, capture_output=True, text=True,
+                         timeout=250)
     assert ran.returncode != 0 and "a target is neither a class nor ignored" in ran.stdout + ran.stderr
     assert "device-side assert triggered" in ran.stderr
 
