@@ -186,7 +186,12 @@ def _given_text(args, config, tokenizer, learnt, device, warn):
         most = most or HUB_TOKENS
 
     def batches():
-        yield from text_batches(text.documents(), tokenizer, config.seq_len, args.batch_size, device, most)
+        batch = None
+        for batch in text_batches(text.documents(), tokenizer, config.seq_len, args.batch_size, device, most):
+            yield batch
+        if batch is None:
+            raise UserError(f"--dataset-name {args.dataset_name!r}: está vacío: no hay ningún documento que medir; "
+                            "indique otro texto")
         if text.damage.bad:
             warn(preparation.damaged(asdict(text.damage)))
 
@@ -220,19 +225,15 @@ def _own_validation(args, config, tokenizer, learnt, device, warn):
 def text_batches(documents, tokenizer, seq_len, batch_size, device, most=None):
     """Yield int64 [<= batch_size, <= seq_len + 1] on the device: the documents (str) as one stream of tokens that
     begins with an end token, and each ends with one. Windows share a token with their neighbours, as in the shards, and
-    the last is a shorter one in a batch of its own; so every token is a target once. most: tokens, all by default.
-
-    Raises UserError where there is none."""
-    rows, empty = [], True
+    the last is a shorter one in a batch of its own; so every token is a target once. most: tokens, all by default."""
+    rows = []
     for window in _windows(documents, tokenizer, seq_len, most):
-        empty = False
         if rows and (len(rows) == batch_size or len(window) < len(rows[0])):
             yield torch.tensor(rows, device=device)
             rows = []
         rows.append(window)
-    if empty:
-        raise UserError("el texto está vacío: no hay ningún documento que medir; indique otro --dataset-name")
-    yield torch.tensor(rows, device=device)
+    if rows:
+        yield torch.tensor(rows, device=device)
 
 
 def _windows(documents, tokenizer, seq_len, most):

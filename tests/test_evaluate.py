@@ -193,7 +193,7 @@ def test_what_is_in_the_way_of_a_measure_is_one_line(trained, measure, tmp_path,
             ([*model, "--dataset-max-tokens", 9], "--dataset-max-tokens 9: es para el texto de --dataset-name"),
             ([*model, *text, "--eval-windows", 9], "--eval-windows 9: es para la validación"),
             ([*model, *text, "--data-dir", trained], "--data-dir '.*': es de los datos con que se entrenó"),
-            ([*model, "--dataset-name", empty], "el texto está vacío"),
+            ([*model, "--dataset-name", empty], "--dataset-name '.*': está vacío: no hay"),
             (["--checkpoint", tmp_path / "m.pth", *text], "m.pth': no existe; indique el fichero de un modelo"),
             (["--checkpoint", trained / "checkpoints", *text], "indique un fichero de esa carpeta, por ejemplo ")):
         with pytest.raises(UserError, match=why):
