@@ -10,13 +10,15 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aura import clock, heartbeat, processes
+from aura.checkpointer import Checkpointer
 from aura.clock import Clock
 from aura.distributed import Session
 from aura.errors import TrainingFault
@@ -111,7 +113,7 @@ def program(folder, case):
     return [folder / "program.py", case, SLOW_S, STUCK_AT]
 
 
-def wait_until(happened, limit=20):
+def wait_until(happened, limit=60):
     """Ask until it has happened; its answer."""
     deadline = time.monotonic() + limit
     while not (answer := happened()):
@@ -120,11 +122,11 @@ def wait_until(happened, limit=20):
     return answer
 
 
-def beats_of(folder, condition, rank=1):
-    """The beats, once that of `rank` fulfils condition(beat)."""
+def beats_of(folder, condition):
+    """The beats of two ranks, once they fulfil condition(first, second)."""
     def look():
         beats = heartbeat.read(folder)
-        return len(beats) == 2 and condition(beats[rank]) and beats
+        return len(beats) == 2 and condition(*beats) and beats
 
     return wait_until(look)
 
@@ -160,8 +162,9 @@ def test_a_beat_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypat
     assert not list((tmp_path / heartbeat.FOLDER).iterdir())
 
 
-def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step):  # noqa: F811
-    started = time.time()
+def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step, monkeypatch):  # noqa: F811
+    save, started = Checkpointer.save, time.time()
+    monkeypatch.setattr(Checkpointer, "save", lambda *args, **words: time.sleep(0.03) or save(*args, **words))
     beat = run_one(tmp_path, shards, eval_interval=1)
     assert (beat.rank, beat.world_size, beat.pid, beat.device) == (0, 1, os.getpid(), "cpu")
     assert (beat.step, beat.steps, beat.phase, beat.ended) == (12, 12, "end", "completo") and not beat.failed
@@ -170,19 +173,20 @@ def test_the_beat_of_a_run_says_where_its_time_went(tmp_path, shards, every_step
     for window in beat.windows:
         assert window.steps == 1 and total(vars(window)) == pytest.approx(window.seconds)
         assert window.tokens_per_s == pytest.approx(64 / window.seconds)
-    saved = {window.step for window in beat.windows if window.save > window.compute / 20}
-    assert saved >= {8, 12}, "the checkpoints of these steps took time"
+    assert all(window.save >= 0.03 for window in beat.windows if window.step in (8, 12)), "their checkpoints took time"
 
 
-def test_time_spent_evaluating_is_in_no_window(tmp_path, shards, every_step):  # noqa: F811
-    clock, phases = Clock(Session()), []
-    Run(tmp_path, shards, eval_interval=4).go(clock=clock, evaluate=lambda _: phases.append(clock.now()[0]) or {})
+def test_time_spent_evaluating_is_in_no_window(tmp_path, shards, every_step, monkeypatch):  # noqa: F811
+    found, phases, now = Clock(Session()), [], [100.0]
+    Run(tmp_path, shards, eval_interval=4).go(clock=found, evaluate=lambda _: phases.append(found.now()[0]) or {})
     assert phases == ["evaluate"] * 3
-    clock.begin(0, 1)
-    with clock.phase("evaluate"), clock.phase("communication"):
-        time.sleep(0.05)
-    clock.lap(1)
-    assert clock.windows[-1].seconds < 0.05
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    found.begin(0, 1)
+    now[0] += 2.0
+    with found.phase("evaluate"), found.phase("communication"):
+        now[0] += 50.0
+    found.lap(1)
+    assert found.windows[-1].seconds == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("on_a_card", [False, True])
@@ -265,8 +269,10 @@ def test_only_the_newest_run_counts_and_the_next_one_clears_the_folder(tmp_path,
 def test_a_folder_that_cannot_be_written_is_told_once(tmp_path, shards, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.02)
     (tmp_path / heartbeat.FOLDER).write_text("no es una carpeta")
+    write, tried = heartbeat._Teller._write, []
+    monkeypatch.setattr(heartbeat._Teller, "_write", lambda *words: tried.append(words) or write(*words))
     with heartbeat.beating(tmp_path, Session()) as clock:
-        time.sleep(0.2)
+        wait_until(lambda: len(tried) > 2)  # beats, and before the first of them the folder, which fails as well
         run = Run(tmp_path, shards).go(clock=clock)
     assert run.result[0].step == 12 and heartbeat.read(tmp_path) == []
     printed = capsys.readouterr()
@@ -331,7 +337,7 @@ class Board(dict):
 def test_last_words_of_other_machines_are_waited_for_whatever_becomes_of_their_disks(tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(heartbeat, "FAREWELL_SECONDS", 60.0)
-    monkeypatch.setattr(heartbeat, "JOIN_SECONDS", 10.0)
+    monkeypatch.setattr(heartbeat, "JOIN_SECONDS", 60.0)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / heartbeat.FOLDER).write_text("no es una carpeta")
     common = {"world_size": 3, "store": Board(), "machines": ["a", "b", "b"]}
@@ -344,7 +350,7 @@ def test_last_words_of_other_machines_are_waited_for_whatever_becomes_of_their_d
         for each in leaving:
             each.start()
         begun = time.monotonic()
-    assert time.monotonic() - begun < 5.0 and [beat.ended for beat in heartbeat.read(tmp_path)] == ["completo"] * 3
+    assert time.monotonic() - begun < 30.0 and [beat.ended for beat in heartbeat.read(tmp_path)] == ["completo"] * 3
     for each in leaving:
         each.join()
 
@@ -410,26 +416,35 @@ def test_a_rank_that_hangs_still_beats_and_one_that_is_stopped_or_killed_does_no
     with ExitStack() as stack:
         processes = stack.enter_context(ranks(program(tmp_path, "stuck"), [tmp_path] * 2))
         processes[1].wait_for("atascado")
-        waiting, stuck = beats_of(tmp_path, lambda beat: beat.phase == "data" and beat.phase_s > 0.3)
+        waiting, stuck = beats_of(tmp_path, lambda waiting, stuck: stuck.phase == "data" and stuck.phase_s > 0.3
+                                  and waiting.phase == "communication" and waiting.phase_s > 0.3)
         assert stuck.step == waiting.step == STUCK_AT // 2
-        later = beats_of(tmp_path, lambda beat: beat.number >= stuck.number + 3)
+        later = beats_of(tmp_path, lambda _, beat: beat.number >= stuck.number + 3)
         assert later[1].phase_s > stuck.phase_s and later[1].phase == "data"
-        assert later[0].phase == "communication" and later[0].phase_s > 0.3
+        assert later[0].phase == "communication" and later[0].phase_s >= waiting.phase_s
         stopped = silence(tmp_path, processes[1], signal.SIGSTOP)
         processes[1].child.send_signal(signal.SIGCONT)
-        beats_of(tmp_path, lambda beat: beat.number > stopped.number)
+        beats_of(tmp_path, lambda _, beat: beat.number > stopped.number)
         assert silence(tmp_path, processes[1], signal.SIGKILL).ended is None
 
 
 def silence(folder, process, number):
     """Send a signal after which rank 1 says nothing more; its last Beat."""
     process.child.send_signal(number)
-    time.sleep(0.15)
+    wait_until(lambda: still(process.child.pid))
     before = heartbeat.read(folder)
-    time.sleep(0.4)
-    after = heartbeat.read(folder)
-    assert after[1] == before[1] and after[0].number > before[0].number
+    after = beats_of(folder, lambda other, _: other.number > before[0].number + 3)
+    assert after[1] == before[1]
     return after[1]
+
+
+def still(pid):
+    """Whether none of its threads runs any more: a busy machine takes its time to stop them."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            if task.read_text().rpartition(")")[2].split()[0] not in "TZX":
+                return False
+    return True
 
 
 @pytest.mark.skipif(not namespaces_work(), reason="network namespaces need root and iproute2")
@@ -440,19 +455,23 @@ def test_beats_of_another_machine_come_through_the_store(tmp_path):
     with Switch(2) as switch, ExitStack() as stack:
         switch.limit(1, SLOW_MBIT)
         switch.start(stack, program(tmp_path, "far"), folders)
-        here, there = beats_of(folders[0], lambda beat: len(beat.windows) > 2 and beat.received is not None)
+        here, there = beats_of(folders[0], lambda here, there: len(here.windows) > 2 and len(there.windows) > 2
+                               and there.received is not None)
         assert (here.address, there.address) == ("10.77.0.1", "10.77.0.2") and here.received is None
-        assert abs(there.received - there.time) < 1.0
+        assert there.time <= there.received <= time.time(), "by the clock of this machine, which is that of both"
         assert heartbeat.read(folders[1])[0].received is None, "its own file is there as well"
         sent = 4 * 4 * (256 * 256 + 256) * 8 / SLOW_MBIT / 1e6  # of two ranks each sends as many bytes as there are
         for beat in (here, there):
-            window = vars(min(beat.windows, key=lambda window: window.seconds))
-            assert max(0.8 * sent, window["compute"]) < window["communication"]
-            assert total(window) == pytest.approx(window["seconds"])
-        beats_of(folders[0], lambda beat: beat.received > there.received)
+            # A busy machine lengthens any time, and a rank that it delays finds what the other has sent meanwhile.
+            least, longest = (choose(getattr(window, phase) for window in beat.windows)
+                              for choose, phase in ((min, "compute"), (max, "communication")))
+            assert least < 0.8 * sent < longest
+            assert all(total(vars(window)) == pytest.approx(window.seconds) for window in beat.windows)
+        beats_of(folders[0], lambda _, beat: beat.received > there.received)
         switch.unplug(1)
-        time.sleep(0.3)
-        before, own = heartbeat.read(folders[0])[1], heartbeat.read(folders[1])[0]
-        time.sleep(0.5)
-        now, own_now = heartbeat.read(folders[0]), heartbeat.read(folders[1])[0]
-        assert now[1] == before and now[0].number > here.number and own_now.number > own.number
+        last = heartbeat.read(folders[0])[0].number
+        here, before = beats_of(folders[0], lambda here, _: here.number > last + 2 * heartbeat.REMOTE_BEATS)
+        own = heartbeat.read(folders[1])[0].number
+        now = beats_of(folders[0], lambda beat, _: beat.number > here.number + 2 * heartbeat.REMOTE_BEATS)
+        assert now[1] == before
+        wait_until(lambda: heartbeat.read(folders[1])[0].number > own)
