@@ -22,6 +22,10 @@ from aura import extension
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 120
+# Those of the workers of pytest are disjoint: what one is about to listen at, no other takes meanwhile.
+PORTS = itertools.islice(itertools.cycle(range(
+    15_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 16, 32_768, 16)),
+    random.SystemRandom().randrange(1000), None)
 
 
 def environment(**extra):
@@ -196,7 +200,7 @@ def free_port():
     """A TCP port that was free a moment ago, below the range from which Linux picks ports itself."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", random.SystemRandom().randrange(15_000, 32_768)))
+            probe.bind(("", next(PORTS)))
             return probe.getsockname()[1]
 
 

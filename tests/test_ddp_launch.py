@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from aura import placement
+from tests.support import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ROOT / "ddp_launch.sh"
@@ -227,19 +228,10 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def worker(here, free_port):
+def worker(here):
     pytest.importorskip("torch")
     (here / "work.py").write_text(WORKER)
-    return {"PYTHON": sys.executable, "GPUS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port)}
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return {"PYTHON": sys.executable, "GPUS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": str(free_port())}
 
 
 def test_two_real_processes(here, worker):
@@ -302,7 +294,7 @@ def test_a_machine_that_waits_for_another_says_so_and_hears_ctrl_c(here, worker,
             assert time.monotonic() < deadline, (here / "log").read_text()
             time.sleep(0.1)
         os.killpg(running.pid, signal.SIGINT)
-        assert running.wait(timeout=10) in (-signal.SIGINT, 128 + signal.SIGINT)
+        assert running.wait(timeout=60) in (-signal.SIGINT, 128 + signal.SIGINT)
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)

@@ -174,7 +174,7 @@ def settled(dist):
 def slower(dist):
     """The steps that are known where the other ranks take a little less than the time-out for each: they take what a
     fast one sends only some steps later."""
-    synced, known = DiLoCo(dataclasses.replace(dist, timeout=3.0), layers(), 20), []
+    synced, known = DiLoCo(dataclasses.replace(dist, timeout=3.3), layers(), 20), []
     for step in range(1, 5):
         if not dist.main:
             time.sleep(1.7)

@@ -29,7 +29,7 @@ from tests.support import ROOT, environment, run
 from tests.test_diagnosis import GB, NOW, beat, cards, cluster, gpu, sample
 
 SCRIPT = ROOT / "monitor.py"
-LIMIT = 30
+LIMIT = 120
 
 
 @pytest.fixture
@@ -79,8 +79,9 @@ def test_piped(tmp_path):
     assert code == 0 and "\x1b" not in output
     assert len(re.findall(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", output, re.M)) == 2
     for piece in ("CPU ", " núcleos", "RAM ", "disco ./checkpoints: ", "libres de", "80/300", "cálculo", "datos",
-                  "0.50 s", "2.5000", "sin noticias 4", "AVISO: rango 1 (nodo2): sin noticias desde hace 4"):
+                  "0.50 s", "2.5000", "AVISO: rango 1 (nodo2): sin noticias desde hace "):
         assert piece in output, output
+    assert len(re.findall(r"^ *1  nodo2 .* sin noticias \d\d s$", output, re.M)) == 2, output
 
 
 def test_the_disk_of_a_rented_machine_is_the_one_its_run_fills(main):
@@ -115,13 +116,14 @@ def test_torch_is_not_imported(tmp_path):
 
 
 def test_json_and_csv_that_goes_on(tmp_path, main):
-    code, output = main("--json", "--count", 3, "--interval", 0.1, "--csv", "uso.csv", "--run", live(tmp_path / "logs"))
+    begun, folder = time.time(), live(tmp_path / "logs")
+    code, output = main("--json", "--count", 3, "--interval", 0.1, "--csv", "uso.csv", "--run", folder)
     lines = output.splitlines()
     assert code == 0 and len(lines) == 3
     records = [json.loads(line) for line in lines]
     assert [one["kind"] for one in records[0]["findings"]] == ["gone"] and records[0]["beats"][1]["host"] == "nodo2"
     times = [sensors.typed(one["sample"], sensors.Sample).time for one in records]
-    assert times[1] - times[0] > 0.05 and times == sorted(times)
+    assert times[2] - begun >= 0.05 + 2 * 0.1 and times == sorted(times)  # any of them may be late, none is early
     (tmp_path / "grabado").write_text(output)
     assert main("--json", "--replay", "grabado") == (0, output)
     with open("uso.csv", "a") as file:
@@ -445,7 +447,7 @@ def test_redrawn_in_a_terminal_of_60_columns(tmp_path):
         for frame, columns, rows in ((wide, 60, 40), (narrow, 45, 6)):
             assert max(dashboard.width_of(plain(line)) for line in frame) <= columns and len(frame) <= rows, frame
             assert any("AVISO: rango 1" in line for line in frame)
-        assert any("sin noticias 4" in line and line.startswith("\x1b[1;31m") for line in wide)
+        assert any("sin noticias " in line and line.startswith("\x1b[1;31m") for line in wide)
         assert socket.gethostname() in narrow[0] and "líneas más" in plain(narrow[2])
         assert_restored(terminal)
 

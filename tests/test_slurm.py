@@ -109,13 +109,13 @@ def test_two_nodes_train_with_both_strategies_and_come_back(cluster, data, tmp_p
     cluster.scancel("--signal=USR1", ddp)
     wait_for(ddp_log, r"pide volver a la cola \(1 de 10\)")
 
-    fsdp, fsdp_log = train(cluster, tmp_path / "fsdp", data, "fsdp")
+    fsdp, fsdp_log = train(cluster, tmp_path / "fsdp", data, "fsdp", "--max-steps", 100_000)
     wait_for(fsdp_log, "paso 1/")
     cluster.scontrol("requeue", fsdp)
-    assert 1 <= stopped_and_resumed(fsdp_log) < STEPS
+    assert stopped_and_resumed(fsdp_log) >= 1
     (victim,) = cluster.pids(SLURM_JOB_ID=fsdp, SLURM_PROCID=1)
     os.kill(victim, signal.SIGKILL)
-    shown, output = cluster.wait(fsdp, "COMPLETED", "FAILED", limit=40), fsdp_log.read_text()
+    shown, output = cluster.wait(fsdp, "COMPLETED", "FAILED"), fsdp_log.read_text()
     assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "137:0", "1"), output
     assert "se ha perdido la comunicación con otro proceso" in output and "estrategia fsdp" in output
     assert "pide volver" not in output and not cluster.pids(SLURM_JOB_ID=fsdp)

@@ -1,7 +1,7 @@
 """What is said while machines wait for one another."""
 
 import socket
-import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,24 +11,28 @@ from tests.support import free_port
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Every wait is short, and said at once."""
-    for name in ("FIRST_SECONDS", "POLL_SECONDS"):
-        monkeypatch.setattr(waiting, name, 0.05)
-    monkeypatch.setattr(waiting, "AGAIN_SECONDS", 0.2)
+def sleeping(monkeypatch):
+    """What is called with the seconds since the test began after every sleep, of which none takes any time."""
+    now, told = [1000.0], []
+
+    def sleep(seconds):
+        now[0] += seconds
+        for each in told:
+            each(now[0] - 1000.0)
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return told
 
 
-def test_who_comes_late_is_waited_for_and_what_for_is_said(impatient):
+def test_who_comes_late_is_waited_for_and_what_for_is_said(sleeping):
     said, port = [], free_port()
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
-        late = threading.Timer(0.6, server.listen)
-        late.start()
-        assert waiting.until_open("127.0.0.1", port, 30, "a la máquina 0", said.append) is None
-        late.join()
-    assert 2 <= len(said) <= 4, said  # the first time, and every 0.2 s of 0.6
-    assert all(line.endswith(f"s a la máquina 0 en 127.0.0.1:{port}: {waiting.REFUSED}.") for line in said)
+        sleeping.append(lambda seconds: seconds > 140 and server.listen())
+        assert waiting.until_open("127.0.0.1", port, 900, "a la máquina 0", said.append) is None
+    assert said == [f"Esperando desde hace {seconds} s a la máquina 0 en 127.0.0.1:{port}: {waiting.REFUSED}."
+                    for seconds in (10, 70, 130)]
 
 
 def test_who_is_there_is_not_waited_for():
@@ -38,8 +42,8 @@ def test_who_is_there_is_not_waited_for():
     assert not said
 
 
-def test_who_never_comes_is_given_up_with_the_reason(impatient, monkeypatch, capsys):
-    monkeypatch.setattr(waiting, "TORCHRUN_SECONDS", 0.3)
+def test_who_never_comes_is_given_up_with_the_reason(sleeping, monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "TORCHRUN_SECONDS", 60)
     port = free_port()
     with pytest.raises(UserError, match=f"sin encontrar la máquina 0 en 127.0.0.1:{port}: en ese puerto no escucha"):
         waiting.for_machine_0("127.0.0.1", port)
@@ -67,7 +71,7 @@ def test_a_launch_whose_other_machines_never_came_says_what_they_need():
         here.conclude(1)
 
 
-def test_a_launch_reminds_until_its_first_rank_begins(impatient, monkeypatch):
+def test_a_launch_reminds_until_its_first_rank_begins(sleeping, monkeypatch):
     here, said = launch.Launch(1, 0, False, "2 con esta"), []
     here.torchrun = type("Running", (), {"poll": lambda self: None})()
     monkeypatch.setattr(here, "warn", lambda line: (said.append(line), len(said) == 2 and here.event(0, pid=1)))
