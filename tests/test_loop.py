@@ -171,7 +171,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.child.wait(1)
                 break
-        code, output = process.finish(5)
+        code, output = process.finish()
         assert code == 130 and output.count("Recibida") == 1, output
 
 
