@@ -68,7 +68,8 @@ def complete(args):
     initial.lower_rate(args)
     sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(preset)}
     config = dataclasses.replace(preset, **sizes)
-    config.check()
+    if not args.init_from:  # else the preset's sizes are not the model's
+        config.check()
     return config
 
 

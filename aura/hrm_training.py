@@ -102,12 +102,20 @@ def complete(args, presets):
     if args.benchmark and args.prepare:
         raise UserError("--benchmark y --prepare se excluyen: --benchmark prepara los datos que falten y mide con "
                         "ellos; quite uno de los dos")
-    if "ponder_price" in args.given and args.segments == 1:
-        raise UserError(f"--ponder-price {args.ponder_price:g} es el precio de un segmento más, y solo hay uno: quite "
-                        "esa opción, o indique --segments 2 o más")
     config = hrm.HRMConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(hrm.HRMConfig)})
-    config.check()
+    if not args.init_from:  # else the preset's sizes are not the model's
+        require_sense(args, config)
     return config
+
+
+@found_by_all
+def require_sense(args, config):
+    """Raise UserError for sizes that do not go together, or an option that has no effect on such a model."""
+    if "ponder_price" in args.given and config.segments == 1:
+        more = "" if args.init_from else ", o indique --segments 2 o más"
+        raise UserError(f"--ponder-price {args.ponder_price:g} es el precio de un segmento más, y solo hay uno: quite "
+                        f"esa opción{more}")
+    config.check()
 
 
 def load_data(args, dist, config, begun=None):
@@ -214,7 +222,9 @@ def run(parser, presets):
             start.check_places(args, dist)
             start.require_means(args, dist)
         begun = initial.read(args, dist, hrm.HRMConfig)
-        config = begun.config if begun else config
+        if begun:
+            config = begun.config
+            require_sense(args, config)
         if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)
         data = load_data(args, dist, config, begun)

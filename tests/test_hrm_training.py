@@ -110,6 +110,9 @@ def test_a_trained_hrm_goes_on_with_another_text(book, tmp_path):
     assert code == 0 and "Entrenando el tokenizador" not in said and abs(losses(streamed)[0] - whole[-1]) < 0.5, said
     code, said = train(one, *words[:-1], 6, "--seq-len", 32)
     assert code == 0 and "Se reanuda en el paso 4" in said, said
+    code, said = train(one, *words[:-1], 1, "--ponder-price", 0.2, "--checkpoint-dir", "otra", "--output", "otro.pth")
+    assert code == 0 and json.loads((one / "otro.json").read_text())["config"]["ponder_price"] == 0.2, \
+        "the preset has one segment, the model has two: " + said
 
 
 def test_what_a_trained_hrm_is_cannot_be_chosen_anew(book, tmp_path):
@@ -121,6 +124,8 @@ def test_what_a_trained_hrm_is_cannot_be_chosen_anew(book, tmp_path):
                          (["--reinject"], "--reinject: el modelo de --init-from no es así; quítelo"),
                          (["--exit-weights"], "--exit-weights: el modelo de --init-from no es así"),
                          (["--n-ff", 64], "--n-ff 64: el modelo de --init-from tiene 48"),
+                         (["--n-head", 3], "--n-head 3: el modelo de --init-from tiene 2; quite --n-head"),
+                         (["--ponder-price", 3], "solo hay uno: quite esa opción\n"),
                          (["--tokenizer", "t.model"], "con --init-from el tokenizador es el de ese modelo")):
         code, said = train(tmp_path, *words, *options)
         assert code == 2 and why in said, said
