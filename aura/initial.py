@@ -9,6 +9,7 @@ import torch
 
 from aura import cli, gpt2, models, output, published, tokenizer
 from aura.checkpoint import choose, peek
+from aura.checkpointer import asked
 from aura.errors import TrainingFault, UserError, found_by_all
 from aura.files import path_called
 from aura.models import gpt, hrm
@@ -67,7 +68,7 @@ def read(args, dist, kind):
     sizes put into `args`; None where it was not given. Raises UserError."""
     if args.init_from is None:
         return None
-    found = dist.made_on_main(lambda: _read_or_known(args, kind, dist.print))
+    found = dist.made_on_main(lambda: _read_or_known(args, kind, dist))
     values, checksum = dist.run_on_main(lambda: [asdict(found.config), found.checksum])
     if "lr" not in args.given and not args.prepare:
         dist.print(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
@@ -92,18 +93,20 @@ def _again(args, begun):
     return found.weights
 
 
-def _read_or_known(args, kind, note):
+def _read_or_known(args, kind, dist):
     """_read() or, where there is no such model any more, what the checkpoint of the run that began with it knows of it:
     all but its weights, which that run no longer needs."""
     try:
-        return _read(args, kind, note)
+        return _read(args, kind, dist.print)
     except UserError:
-        path = None if args.resume == "none" or args.prepare or os.path.lexists(args.init_from) else \
-            choose(args.resume, args.checkpoint_dir)
+        meant = asked(args.resume, args.checkpoint_dir, dist)
+        path = None if meant == "none" or args.prepare or os.path.lexists(args.init_from) else \
+            choose(meant, args.checkpoint_dir)
         state = peek(path) if path else {}
         if not state.get("begun_with") or state["arguments"].get("init_from") != args.init_from:
             raise
-        note(f"Aviso: {FLAG} {args.init_from!r} ya no se puede leer; se sigue sin él: {path} tiene lo que hace falta.")
+        dist.print(f"Aviso: {FLAG} {args.init_from!r} ya no se puede leer; se sigue sin él: {path} tiene lo que hace "
+                   "falta.")
         config = models.described(state["config"], state["model"], repr(str(path)))
         pieces = tokenizer.from_bytes(state["tokenizer"].numpy().tobytes())
         return Beginning(config, state["begun_with"], state["model"], pieces)

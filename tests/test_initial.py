@@ -83,7 +83,7 @@ def test_a_run_goes_on_when_the_model_that_it_began_with_is_gone(model, other, t
     for name in ("modelo.pth", "modelo.json", "modelo.tokenizer.model"):
         shutil.copy(model / name, base)
     words = ["--init-from", base / "modelo.pth", *other[2:-1], 6, "--checkpoint-freq", 3]
-    code, said = train(tmp_path, *words)
+    code, said = train(tmp_path, *words, "--resume", "none", AURA_JOB="uno")
     assert code == 0, said
     whole, weights = losses(tmp_path), torch.load(tmp_path / "gpt2_spanish.pth", weights_only=True)
     shutil.rmtree(base)
@@ -97,6 +97,8 @@ def test_a_run_goes_on_when_the_model_that_it_began_with_is_gone(model, other, t
     assert "Se reanuda en el paso 3" in said and losses(tmp_path) == whole
     again = torch.load(tmp_path / "gpt2_spanish.pth", weights_only=True)
     assert all(torch.equal(again[name], weights[name]) for name in weights)
+    code, said = train(tmp_path, *words, "--resume", "none", AURA_JOB="uno")
+    assert code == 0 and "se sigue sin él: " in said, "a later attempt of that launch repeats its arguments: " + said
 
 
 def test_two_processes_of_which_one_has_the_model_learn_what_one_does(other, tmp_path):
@@ -158,6 +160,7 @@ def test_data_of_another_tokenizer_are_not_taken(other, tmp_path):
 @pytest.mark.parametrize("options, told", [
     (["--tokenizer", "t.model"], "--tokenizer 't.model': con --init-from el tokenizador es el de ese modelo"),
     (["--n-layer", 3], "--n-layer 3: el modelo de --init-from tiene 2; quite --n-layer"),
+    (["--n-head", 3], "--n-head 3: el modelo de --init-from tiene 2; quite --n-head"),
     (["--seq-len", 33], "--seq-len 33: el modelo de --init-from lee hasta 32 tokens; indique 32 o menos"),
     (["--vocab-size", 399], "--vocab-size 399: --init-from "),
     (["--init-from", "no/esta.pth"], "--init-from 'no/esta.pth': no existe; indique el fichero de un modelo"),
