@@ -69,9 +69,13 @@ def read(folder, flag):
 
 def _ours(tensors, flag):
     tensors = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+    tensors = {name: value for name, value in tensors.items() if not MASK.fullmatch(name)}
+    if whole := next((name for name, value in tensors.items() if not value.is_floating_point()), None):
+        raise UserError(f"{flag}: en su {WEIGHTS}, {whole} son números enteros, quizá de un modelo cuantizado, y aquí "
+                        "se leen los de coma flotante: indique el modelo sin cuantizar")
     head, embedding = tensors.pop("lm_head.weight", None), tensors.get("wte.weight")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
         raise UserError(f"{flag}: en su {WEIGHTS}, lm_head.weight no es wte.weight, y en el GPT-2 de aquí son los "
                         "mismos pesos: indique otro modelo")
     return {name: (value.t() if name.endswith(TRANSPOSED) and value.dim() == 2 else value).float().contiguous()
-            for name, value in tensors.items() if not MASK.fullmatch(name)}
+            for name, value in tensors.items()}

@@ -377,6 +377,9 @@ def test_weights_that_are_not_its_own(theirs):
     save_file({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1}, path)
     with pytest.raises(UserError, match="lm_head.weight no es wte.weight"):
         beginning(theirs[1])
+    save_file({name: value.to(torch.int8) for name, value in tensors.items()}, path)
+    with pytest.raises(UserError, match="son números enteros, quizá de un modelo cuantizado"):
+        beginning(theirs[1])
     tensors["transformer.h.1.mlp.c_fc.bias"][3] = torch.nan
     save_file(tensors, path)
     with pytest.raises(UserError, match="no son números finitos en sus pesos .h.1.mlp.c_fc.bias"):
