@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import time
 import unicodedata
@@ -82,8 +83,9 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
             dataset.write_back(existing)
         return existing
     require_writable_directory(data_dir, "--data-dir")
+    _require_replaceable(final)
     with dataset.unused(final):
-        pass  # or it would be found out once all is prepared
+        pass  # or, as the line before, it would be found out once all is prepared
     _say_files(corpus, note)
     started = time.monotonic()
     try:
@@ -115,6 +117,16 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     _clear_away(final, known)
     _tell_what_is_left(final, note)
     return made
+
+
+def _require_replaceable(final):
+    """Raise UserError where the folder `final` is another user's in one with the sticky bit, as /tmp has it: the system
+    lets nobody else move it."""
+    folder = final.parent.stat()
+    if final.exists() and folder.st_mode & stat.S_ISVTX \
+            and os.geteuid() not in (0, folder.st_uid, final.stat().st_uid):
+        raise UserError(f"--data-dir {str(final.parent)!r}: {final.name!r} es ahí de otro usuario, y en esa carpeta "
+                        "solo él puede reemplazarlo: indique otra --data-dir")
 
 
 def _train(corpus, threshold, vocab_size, max_tokens, note):

@@ -711,6 +711,18 @@ def test_prepared_data_that_may_not_be_read_are_not_replaced(book, tmp_path, mon
     assert dataset.read(found.directory).meta["prepared_at"] == found.meta["prepared_at"]
 
 
+def test_what_only_another_user_may_replace_is_said_before_anything_is_prepared(book, tmp_path, monkeypatch):
+    folder, notes = tmp_path / "Data", []
+    first = prepare(book, folder)
+    folder.chmod(0o1777)
+    monkeypatch.setattr(preparation.os, "geteuid", lambda: 54321)
+    with pytest.raises(UserError, match="'.*Data': 'libro' es ahí de otro usuario, y .* indique otra --data-dir"):
+        prepare(book, folder, vocab_size=380, note=notes.append)
+    assert not notes and prepare(book, folder).sha256 == first.sha256
+    folder.chmod(0o777)
+    assert prepare(book, folder, vocab_size=380).vocab_size == 380, "there the system lets anybody"
+
+
 def test_data_with_a_part_that_may_not_be_read_are_not_replaced(book, tmp_path, monkeypatch):
     found = prepare(book, tmp_path / "Data")
 
