@@ -157,15 +157,17 @@ def opened(name, flag, note, prove=lambda files: None, only_ours=False):
 
 
 def usable(name, flag, note):
-    """(config, weights, tokenizer, output.learnt_from() it) of the model called `name`, which knows every piece of its
-    tokenizer, and may have more rows: they take their probability too. As opened(); raises UserError."""
+    """(config, weights, tokenizer, output.learnt_from() it) of the model called `name`, to be used as it is: rows that
+    it has beyond its tokenizer's take their probability too. As opened(); raises UserError."""
     named = f"{flag} {name!r}"
     values, weights, pieces, learnt = opened(name, flag, note)
     config = models.described(values, weights, named)
     if learnt["arguments"]:  # of this project, where nothing is added to a tokenizer
         models.require_pieces(pieces, config, named)
     elif pieces.vocab_size > config.vocab_size:
-        config, weights = with_pieces(config, weights, pieces, named)
+        grown = with_pieces(config, weights, pieces, named)
+        if pieces.eos_id >= config.vocab_size:  # a padding piece, which no text has, would take probability for nothing
+            config, weights = grown
     return config, weights, pieces, learnt
 
 
