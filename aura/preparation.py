@@ -73,15 +73,9 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     final = Path(data_dir) / corpus.name
     remove_abandoned(data_dir)  # first: a run killed once its new folder was in place left the old, as large, beside it
     known = _known(options, corpus)
-    existing = _intact(final, options, corpus, note)
-    if existing:
+    if existing := _intact(final, options, corpus, note):
         _clear_away(final, known)
-        note(f"Datos ya preparados en {final}: {existing.tokens('train')} tokens de entrenamiento, "
-             f"{existing.tokens('val')} de validación.")
-        if latest:
-            existing.meta["prepared_at"] = _stamp(data_dir)
-            dataset.write_back(existing)
-        return existing
+        return _used_again(existing, data_dir, latest, note)
     require_writable_directory(data_dir, "--data-dir")
     _require_replaceable(final)
     with dataset.unused(final):
@@ -117,6 +111,19 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
     _clear_away(final, known)
     _tell_what_is_left(final, note)
     return made
+
+
+def _used_again(existing, data_dir, latest, note):
+    """The Dataset `existing`, which from now on is what was prepared last, if `latest`."""
+    note(f"Datos ya preparados en {existing.directory}: {existing.tokens('train')} tokens de entrenamiento, "
+         f"{existing.tokens('val')} de validación.")
+    if latest:
+        existing.meta["prepared_at"] = _stamp(data_dir)
+        dataset.write_back(existing)
+        if (last := dataset.latest(data_dir)).directory != existing.directory:  # where nothing can be written
+            note(f"Aviso: no se puede anotar en {existing.directory} que sean los últimos que se prepararon, y sin "
+                 f"--dataset-name se entrenaría con los de {last.directory.name!r}: indíquelo también al entrenar.")
+    return existing
 
 
 def _require_replaceable(final):

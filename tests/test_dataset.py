@@ -156,7 +156,7 @@ def test_text_that_ends_before_any_of_it_is_for_training_names_the_way_out(tmp_p
     assert not list((tmp_path / "Data").iterdir())
 
 
-def test_latest_is_the_one_prepared_last(book, tmp_path):
+def test_latest_is_the_one_prepared_last(book, tmp_path, monkeypatch):
     other = tmp_path / "otro.txt"
     other.write_text(corpus_text(30), encoding="utf-8")
     data_dir = tmp_path / "Data"
@@ -170,6 +170,16 @@ def test_latest_is_the_one_prepared_last(book, tmp_path):
     prepare(book, data_dir, latest=True)
     assert dataset.latest(data_dir).meta["name"] == "libro"
     assert len(said) == 1 and "ya preparados" in said[0]
+    prepare(other, data_dir, latest=True, note=said.append)
+    assert dataset.latest(data_dir).meta["name"] == "otro" and len(said) == 2
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(dataset, "write_json", refused)
+    prepare(book, data_dir, latest=True, note=said.append)
+    assert dataset.latest(data_dir).meta["name"] == "otro" and "sin --dataset-name se entrenaría con los de 'otro'" in \
+        said[-1]
 
 
 def test_latest_does_not_depend_on_the_clock(book, tmp_path, monkeypatch):
