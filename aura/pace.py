@@ -199,14 +199,17 @@ def lines(curve, parameters, pace, seconds, machines, unit="tokens"):
     alone = _alone(pace, machines)
     others = ", ".join(f"{method} {_figure(rate)}" for method, rate in rates.items() if method != name)
     network = allreduce.step_seconds(curve, _gradients(parameters, pace, pace.by_rows))
-    why = (f"por esta red los gradientes enteros tardarían {span(network)} en cada paso" if name != "ddp" else
+    rows = 1e-6 * GRADIENT_BYTES * sum(parameters[number] for number in pace.by_rows)
+    whole = "los que viajan enteros" if rows else "los gradientes enteros"
+    why = (f"por esta red {whole} tardarían {span(network)} en cada paso" if name != "ddp" else
            f"es exacto, y ninguno de los otros iría más de un {100 * TIE:.0f} % más rápido")
     gain = rates[name] / alone
     slower = (" Aviso: una sola máquina, sin las demás, iría más rápido." if gain < 1 / (1 + TIE) else
               " Aviso: una sola máquina, sin las demás, iría casi igual de rápido." if gain <= 1 + TIE else "")
     mbit, megabytes = 8e-6 * _rate(curve, len(machines)), 1e-6 * GRADIENT_BYTES * sum(parameters)
+    apart = f", y {_figure(rows)} de ellos, con ddp, viajan solo por filas" if rows else ""
     return [f"Red: {_figure(mbit)} Mbit/s, {span(curve[0][1])}; un paso: {span(pace.compute_s)} de cálculo; los "
-            f"gradientes pesan {_figure(megabytes)} MB.",
+            f"gradientes pesan {_figure(megabytes)} MB{apart}.",
             f"--sync auto elige {name} ({_figure(rates[name])} {unit}/s previstos; {others}, una sola máquina "
             f"{_figure(alone)}): {why}.{slower}"]
 

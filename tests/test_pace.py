@@ -104,8 +104,9 @@ def test_the_lines_say_what_was_found_what_is_chosen_and_why():
     # 56.4 MB take 9.02 s at 50 Mbit/s, of which the second of backward hides what leaves before it ends.
     assert choice.startswith("--sync auto elige diloco (1333 tokens/s previstos; ddp ")
     assert choice.endswith("667): por esta red los gradientes enteros tardarían 9.03 s en cada paso.")
-    rows = told(50 * MBIT, pace_of(1.5, 1.0, by_rows=(0,)))[1]
-    assert rows.endswith(" enteros tardarían 6.47 s en cada paso."), "16 MB less"
+    network, choice = told(50 * MBIT, pace_of(1.5, 1.0, by_rows=(0,)))
+    assert network.endswith("los gradientes pesan 56 MB, y 16 de ellos, con ddp, viajan solo por filas.")
+    assert choice.endswith("por esta red los que viajan enteros tardarían 6.47 s en cada paso."), "16 MB less"
     choice = told(1e12, pace_of(1.0, 0.5), unit="muestras")[1]
     assert choice == ("--sync auto elige ddp (1996 muestras/s previstos; fp16 1996, diloco 2000, una sola máquina "
                       "1000): es exacto, y ninguno de los otros iría más de un 5 % más rápido.")
