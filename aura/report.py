@@ -97,7 +97,9 @@ class Reporter:
         except (OSError, csv.Error):
             rows = []
         ours = rows if last is None else [row for row in rows if [row["step"], row["loss"]] == last]
-        if step == 0 or not ours:
+        # A run that was cut short in its first steps had written no row, and its checkpoint knows of none.
+        blank = last is None and self.table.is_file() and self.table.read_bytes().strip() == ",".join(COLUMNS).encode()
+        if step == 0 or not ours and not blank:
             old = [self.table, self.log_dir / CURVE, self.log_dir / "events.log"]
             folder = set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
             if folder:

@@ -140,6 +140,16 @@ def test_a_table_of_another_run_or_of_nobody_is_set_aside_and_not_lost(tmp_path,
     assert kept.is_dir() or kept.read_bytes() == theirs
 
 
+def test_a_run_cut_short_before_its_first_row_goes_on_in_its_own_log(tmp_path, capsys):
+    log = reporter(tmp_path)
+    log.event(1, "se interrumpe")
+    log.close()
+    log.start(1)
+    log.close()
+    assert "otra ejecución" not in capsys.readouterr().out and not list(tmp_path.glob("anterior-*"))
+    assert "se interrumpe" in (tmp_path / "events.log").read_text()
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["", "by a checkpoint that does not say"])
 def test_the_table_of_the_run_itself_goes_on(tmp_path, begun, told):
     log, last = begun
