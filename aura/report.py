@@ -92,13 +92,12 @@ class Reporter:
         self.started, self.first = time.monotonic(), step
 
     def _begin_table(self, step, last, again):
-        try:
+        rows, blank = [], False
+        with contextlib.suppress(OSError, csv.Error):
             rows = read_table(self.table)
-        except (OSError, csv.Error):
-            rows = []
+            # A run that was cut short in its first steps had written no row, and its checkpoint knows of none.
+            blank = last is None and self.table.read_bytes().strip() == ",".join(COLUMNS).encode()
         ours = rows if last is None else [row for row in rows if [row["step"], row["loss"]] == last]
-        # A run that was cut short in its first steps had written no row, and its checkpoint knows of none.
-        blank = last is None and self.table.is_file() and self.table.read_bytes().strip() == ",".join(COLUMNS).encode()
         if step == 0 or not ours and not blank:
             old = [self.table, self.log_dir / CURVE, self.log_dir / "events.log"]
             folder = set_aside([*old, *self.log_dir.glob("events.out.tfevents.*")], self.log_dir)
