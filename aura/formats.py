@@ -102,21 +102,22 @@ def check_head(path, head, records):
     head = head[:HEAD_BYTES]
     if problem := misnamed(path, head, packed(path)):
         raise problem
-    if other := _other_unicode(head):
-        raise UserError(f"{str(path)!r}: está en {other}; conviértalo: {in_place(path, f'iconv -f {other} -t UTF-8')}")
+    if problem := other_unicode(path, head):
+        raise problem
     if records and head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         raise UserError(f"{str(path)!r}: es una lista JSON, y hace falta un objeto {{\"text\": ...}} por línea; "
                         f"conviértala: {in_place(path, f'python3 -c {shlex.quote(LIST)}')}")
 
 
-def _other_unicode(head):
-    """The form of Unicode that a file which begins so is in, or None: by its mark or, where every other byte is a NUL,
-    as of Latin letters in UTF-16, without one."""
-    marked = next((name for mark, name in OTHER_MARKS if head.startswith(mark)), None)
+def other_unicode(path, head):
+    """The UserError of a file that begins so and is in another form of Unicode, or None: by its mark or, where every
+    other byte is a NUL, as of Latin letters in UTF-16, without one."""
+    form = next((name for mark, name in OTHER_MARKS if head.startswith(mark)), None)
     even, odd = head[::2].count(0), head[1::2].count(0)
-    if marked or min(even, odd) or max(even, odd) <= max(1, len(head) // 4):
-        return marked
-    return "UTF-16BE" if even else "UTF-16LE"
+    if not form and not min(even, odd) and max(even, odd) > max(1, len(head) // 4):
+        form = "UTF-16BE" if even else "UTF-16LE"
+    return form and UserError(
+        f"{str(path)!r}: está en {form}; conviértalo: {in_place(path, f'iconv -f {form} -t UTF-8')}")
 
 
 def in_place(path, command):

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from aura import hub
+from aura import formats, hub
 from aura.corpus import SAMPLE_NAME, find
 from aura.errors import UserError
 from aura.files import explain
-from aura.formats import misnamed
 from aura.words import first_of
 
 SAMPLE = Path(__file__).with_name("squad_sample.json")
@@ -260,8 +259,10 @@ def _from_file(path, problems):
         raise UserError(f"{str(path)!r}: no se puede leer ({explain(problem)}); compruebe la ruta y sus permisos"
                         ) from problem
     except UnicodeDecodeError as problem:
-        raise misnamed(path, problem.object) or UserError(
-            f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8") from problem
+        head = problem.object[:formats.HEAD_BYTES]
+        raise formats.misnamed(path, head) or formats.other_unicode(path, head) or UserError(
+            f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8; si viene de Windows: "
+            f"{formats.in_place(path, 'iconv -f CP1252 -t UTF-8')}") from problem
     except json.JSONDecodeError as problem:
         raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "
                         "corríjalo o vuelva a descargarlo") from problem

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import string
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -159,9 +160,14 @@ def test_files_that_cannot_be_read(tmp_path, content, message):
 
 
 def test_files_that_are_not_text(tmp_path):
-    (tmp_path / "latin.json").write_bytes('{"data": "ñ"}'.encode("latin-1"))
-    with pytest.raises(UserError, match="no es UTF-8 válido .byte 10."):
-        squad.read(tmp_path / "latin.json")
+    for encoding, told in (("latin-1", "no es UTF-8 válido .byte [0-9]+.; conviértalo a UTF-8; si viene de Windows: "),
+                           ("utf-16", "está en UTF-16; conviértalo: ")):
+        path = tmp_path / f"{encoding}.json"
+        path.write_bytes(json.dumps(document(question("a", author="Iñaki")), ensure_ascii=False).encode(encoding))
+        with pytest.raises(UserError, match=f"{path}': {told}iconv") as problem:
+            squad.read(path)
+        subprocess.run(problem.value.args[0].rpartition(": ")[2], shell=True, check=True, timeout=60)
+        assert squad.read(path)
     (tmp_path / "train.json").write_bytes(gzip.compress(b'{"data": []}'))
     with pytest.raises(UserError, match="es un fichero gzip con otro nombre; dele uno que acabe en .gz"):
         squad.read(tmp_path / "train.json")
