@@ -15,6 +15,7 @@ import stat
 import sys
 import time
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -216,16 +217,21 @@ def _reach(size, max_tokens):
 
 def validation_threshold(corpus, fraction, max_tokens=None):
     """Documents whose share lies below this go to validation. In a small corpus at least one document does, and at
-    least one does not. max_tokens: as prepare() takes it."""
+    least one does not; none where those would be most of the text, of which nothing would be left to learn from.
+    max_tokens: as prepare() takes it."""
     size = corpus.total_bytes
     if fraction is None:
         fraction = min(0.05, max(0.001, VALIDATION_BYTES / _reach(size, max_tokens))) if size else 0.002
     if fraction == 0 or size is None or size > SMALL_CORPUS_BYTES:
         return fraction
-    shares = sorted({document_share(document) for document in corpus.documents()})
-    if len(shares) < 2:
+    sizes = Counter()  # characters by share
+    for document in corpus.documents():
+        sizes[document_share(document)] += len(document)
+    if len(sizes) < 2:
         return 0.0
-    return min(max(fraction, np.nextafter(shares[0], 1)), shares[-1])
+    threshold = min(max(fraction, np.nextafter(min(sizes), 1)), max(sizes))
+    held_out = sum(size for share, size in sizes.items() if share < threshold)
+    return threshold if held_out <= max(fraction, 2 / 3) * sizes.total() else 0.0
 
 
 def training_documents(corpus, threshold):

@@ -210,6 +210,20 @@ def test_few_documents_still_leave_one_for_validation_and_one_for_training(tmp_p
     assert found.meta["splits"]["train"]["documents"] == found.meta["splits"]["val"]["documents"] == 1
 
 
+def test_most_of_the_text_is_never_held_out(tmp_path):
+    """Verses without blank lines are cut after 64,000 characters: the first part was held out, the tail learnt from."""
+    path, measured = tmp_path / "versos.txt", set()
+    for number in range(9):  # about half of these have the smaller share in the long part
+        path.write_text("".join(f"verso {number} {line % 97} de la mar en calma\n" for line in range(2200)))
+        threshold = preparation.validation_threshold(opened := corpus.open_corpus(str(path)), None)
+        assert len([*opened.documents()]) == 2
+        left = sum(map(len, preparation.training_documents(opened, threshold)))
+        assert left > 60_000
+        measured.add(threshold > 0)
+    assert measured == {True, False}
+    assert preparation.validation_threshold(opened, 0.95) > 0  # asked for
+
+
 @pytest.mark.parametrize("size, fraction, share", [(None, None, 0.002), (10**6, 0, 0), (10**8, None, 0.05),
                                                    (10**9, None, 0.005), (10**11, None, 0.001), (10**8, 0.3, 0.3)])
 def test_how_much_is_kept_for_validation_where_not_every_document_is_looked_at(size, fraction, share):
