@@ -21,7 +21,7 @@ import torch
 
 from aura import backend, cli, corpus, dataset, hrm_training, initial, models, ops, output, preparation, pretrain, start
 from aura import tokens as token_files
-from aura.bar import tqdm
+from aura.bar import bar
 from aura.distributed import Session
 from aura.errors import EXIT_OK, UserError
 from aura.files import MISSHAPEN, explain, require_writable_file, write_json
@@ -165,13 +165,13 @@ class _Count:
     def of(self, batches):
         """Yield `batches`, each int64 [B, T + 1]."""
         started = time.perf_counter()
-        with tqdm(unit="tok", unit_scale=True, desc="Midiendo", disable=None, mininterval=1.0) as bar:
+        with bar(unit="tok", unit_scale=True, desc="Midiendo", disable=None, mininterval=1.0) as shown:
             for batch in batches:
                 yield batch
                 count = batch.shape[0] * (batch.shape[1] - 1)
                 self.tokens += count
                 self.seconds = time.perf_counter() - started
-                bar.update(count)
+                shown.update(count)
 
 
 def _given_text(args, config, tokenizer, learnt, device, warn):

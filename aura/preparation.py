@@ -23,7 +23,7 @@ import numpy as np
 from aura import corpus as corpora
 from aura import dataset, formats
 from aura import tokenizer as tokenizers
-from aura.bar import tqdm
+from aura.bar import bar
 from aura.errors import Stopped, UserError, first_line
 from aura.files import (
     IN_USE,
@@ -417,8 +417,8 @@ class _Progress:
         self.corpus, self.max_tokens, self.note = corpus, max_tokens, note
         self.by_tokens = corpus.total_bytes is None or (corpus.source["kind"] == "muestra" and max_tokens is not None)
         self.total = max_tokens if self.by_tokens else corpus.total_bytes
-        self.bar = tqdm(total=self.total, unit="tok" if self.by_tokens else "B", unit_scale=True, desc="Preparando",
-                        disable=None, mininterval=1.0)
+        self.bar = bar(total=self.total, unit="tok" if self.by_tokens else "B", unit_scale=True, desc="Preparando",
+                       disable=None, mininterval=1.0)
         self.started = self.told = time.monotonic()
         self.begun = None  # where the first batch ended: what was prepared before has cost no time now
 

@@ -12,7 +12,7 @@ import time
 import warnings
 from pathlib import Path
 
-from aura.bar import tqdm
+from aura.bar import bar, tqdm
 from aura.console import harmless
 from aura.errors import UserError
 from aura.files import atomic_write, explain, regular, remove_partials, set_aside, sync_to_disk
@@ -87,8 +87,8 @@ class Reporter:
         except OSError as problem:
             raise UserError(f"--log-dir {str(self.log_dir)!r}: no se puede escribir el registro ({explain(problem)}); "
                             "haga sitio o indique otra carpeta") from problem
-        self.bar = tqdm(total=self.steps, initial=step, unit="paso", desc="Entrenando", disable=None,
-                        dynamic_ncols=True)
+        self.bar = bar(total=self.steps, initial=step, unit="paso", desc="Entrenando", disable=None,
+                       dynamic_ncols=True)
         self.started, self.first = time.monotonic(), step
 
     def _begin_table(self, step, last, again):

@@ -1,21 +1,27 @@
-"""aura/bar.py: what of tqdm's must not outlive a run."""
+"""aura/bar.py: a bar that needs no thread."""
 
-import subprocess
-import sys
+import io
+import threading
 
-from tests.support import ROOT
+import tqdm.auto
 
-SCRIPT = """
-import atexit, io, sys, threading
-atexit.register(lambda: print(*(thread.name for thread in threading.enumerate())))  # the first is called last
-from aura.bar import tqdm
-for _ in tqdm(range(2), file=io.StringIO()):
-    pass
-assert tqdm.monitor.is_alive()
-sys.setswitchinterval(9)  # who does not wait for the monitor leaves before it has its turn
-"""
+from aura.bar import bar
 
 
-def test_no_thread_of_tqdm_runs_on_while_the_interpreter_goes_down():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "MainThread\n"
+def test_no_bar_starts_a_thread():
+    before = threading.enumerate()
+    with bar(total=2, file=io.StringIO()), tqdm.auto.tqdm(total=2, disable=True):  # a library's
+        assert threading.enumerate() == before
+
+
+def test_a_bar_is_redrawn_by_time_however_fast_it_was():
+    now, file = [0.0], io.StringIO()
+    with bar(total=10_000, file=file, mininterval=1.0) as fast:
+        fast._time = lambda: now[0]
+        fast.last_print_t = fast.start_t = 0.0
+        for _ in range(5000):  # a thousand a second
+            now[0] += 1e-3
+            fast.update()
+        now[0] += 1.5
+        fast.update()
+        assert "5001/" in file.getvalue().split("\r")[-1]

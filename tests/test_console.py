@@ -136,7 +136,7 @@ from aura import cli, preparation, report
 from aura.errors import UserError
 
 def main():
-    preparation.tqdm(total=2, disable=True)
+    preparation.bar(total=2, disable=True)
     report.tqdm.write("antes")
     raise UserError("el valor 7 no sirve; use 8")
 
