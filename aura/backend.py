@@ -21,7 +21,6 @@ import torch.distributed as c10d
 
 from aura import cgroup, gpus, placement, waiting
 from aura.errors import UserError, first_line
-from aura.signals import STORE_THREAD
 
 CPU_FULL = ("DefaultCPUAllocator", "std::bad_alloc", os.strerror(errno.ENOMEM))  # in what torch says of the host
 ONEDNN_FULL = "could not create a primitive"  # all that it says; what it has no code for has more words
@@ -142,7 +141,7 @@ def within(seconds, work, hopeless=None):
         except Exception as problem:
             answer.append((None, problem))
 
-    thread = threading.Thread(target=ask, name=STORE_THREAD, daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     deadline = time.monotonic() + seconds
     while thread.is_alive() and (left := deadline - time.monotonic()) > 0 and not (hopeless and hopeless()):

@@ -24,7 +24,7 @@ from aura.errors import (
     found_by_all,
 )
 from aura.files import explain, take_back
-from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS, STORE_THREAD
+from aura.signals import LISTENED, ORDERLY, SPEAK_SECONDS
 from aura.sync import FEW_LR, FEW_MOMENTUM, METHODS, SYNC_EVERY, SYNC_LR, SYNC_MOMENTUM
 from aura.words import first_of
 
@@ -264,8 +264,8 @@ def run(main):
     # A thread of gloo's that frees a tensor of Python's while the interpreter goes down aborts the process ("terminate
     # called without an active exception"). Those threads end with their group, which a cycle may keep alive.
     gc.collect()
-    # So does a thread of ours that a store was silent to, if it is answered now.
-    if any(thread.name == STORE_THREAD for thread in threading.enumerate()):
+    # So may any thread that nobody waits for: one of ours that a store was silent to and answers now, a library's.
+    if any(thread.daemon for thread in threading.enumerate()):
         _leave_now(code or EXIT_OK)
     sys.exit(code)
 

@@ -31,7 +31,7 @@ from aura.console import harmless
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line, one_line
 from aura.files import explain
 from aura.processes import has_ended, watch
-from aura.signals import JOB, LISTENED, STORE_THREAD, die_with_parent
+from aura.signals import JOB, LISTENED, die_with_parent
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks whether somebody asks who is left
@@ -404,7 +404,7 @@ def _answering(dist):
                     store.set(f"alive/{dist.rank}", "1")
                     alive = True
 
-    thread = threading.Thread(target=answer, name=STORE_THREAD, daemon=True)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     try:
         yield

@@ -25,7 +25,6 @@ from aura.clock import Clock, Window
 from aura.errors import first_line
 from aura.files import PARTIAL_SUFFIX, explain
 from aura.processes import pid_namespace, start_of
-from aura.signals import STORE_THREAD
 
 FOLDER = "heartbeat"  # inside --log-dir
 NAME = re.compile(r"rank-\d{5,}\.json")
@@ -111,7 +110,7 @@ def beating(log_dir, dist):
     """
     clock = Clock(dist)
     teller = _Teller(log_dir, dist, clock)
-    thread = threading.Thread(target=teller.run, name=STORE_THREAD, daemon=True)
+    thread = threading.Thread(target=teller.run, daemon=True)
     thread.start()
     try:
         yield clock

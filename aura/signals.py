@@ -22,7 +22,6 @@ ORDERLY = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "S
 JOB = "AURA_JOB"  # the name of a job that may be started again, from distributed.slurm
 LISTENED = "AURA_LAUNCHER"  # the name of a launch, for processes whose standard error launch.py reads
 SPEAK_SECONDS = 10  # for rank 0 to say what all ranks found wrong, before a silent rank's end makes torchrun kill it
-STORE_THREAD = "store"  # the name of each thread that asks the store, and may be left behind in a wait for its answer
 SAME_KEY_SECONDS = 0.3  # one Ctrl+C may come twice: from the terminal and from a launcher (`timeout`) that passes it on
 
 
