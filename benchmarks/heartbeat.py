@@ -29,7 +29,6 @@ from aura import cli, heartbeat  # noqa: E402
 from aura.clock import WINDOWS, Clock, Window  # noqa: E402
 from aura.distributed import Session  # noqa: E402
 from aura.models import gpt  # noqa: E402
-from aura.signals import STORE_THREAD  # noqa: E402
 
 SHORT_INTERVAL, WARMUP = 0.01, 20  # seconds between beats, and how many are not counted
 BEAT_BYTES = 2500  # of a beat with all its windows
@@ -72,9 +71,10 @@ def beat_seconds(remote, beats):
     """Processor seconds of the sending thread for one beat of rank 0, in a group with `remote` ranks elsewhere."""
     store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     session = Session(world_size=remote + 1, store=store, machines=["10.0.0.0"] + remote * ["10.0.0.1"])
+    before = set(threading.enumerate())
     with tempfile.TemporaryDirectory() as folder, faster(), heartbeat.beating(folder, session) as clock:
         clock.windows = (Window(1, 1, *[1 / 3] * 5, 1e4),) * WINDOWS
-        (thread,) = [thread for thread in threading.enumerate() if thread.name == STORE_THREAD]
+        (thread,) = {*threading.enumerate()} - before
         processor, started = time.pthread_getcpuclockid(thread.ident), None
         while started is None or number(folder) < started[0] + beats:
             time.sleep(heartbeat.INTERVAL_SECONDS)
