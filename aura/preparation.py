@@ -453,4 +453,6 @@ def _summarise(made, seconds, note):
     if damage["bad"]:
         note(damaged(damage))
     if not splits["val"]["tokens"]:
-        note("Aviso: sin documentos de validación; no habrá pérdida de validación.")
+        why = "" if made.meta["options"]["val_fraction"] == 0 else (
+            " Para apartar alguno tiene que haber varios: un .txt se divide en ellos por sus líneas en blanco.")
+        note(f"Aviso: sin documentos de validación; no habrá pérdida de validación.{why}")

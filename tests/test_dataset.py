@@ -200,6 +200,9 @@ def test_one_document_is_all_training(tmp_path):
     found = prepare(path, tmp_path / "Data", vocab_size=300, note=said.append)
     assert found.tokens("val") == 0 and found.tokens("train") > 0
     assert "sin documentos de validación" in said[-1] and "Datos preparados" in said[-2], "nothing was damaged"
+    assert said[-1].endswith("un .txt se divide en ellos por sus líneas en blanco.")
+    prepare(path, tmp_path / "Data", vocab_size=300, val_fraction=0, note=said.append)
+    assert said[-1].endswith("no habrá pérdida de validación."), "as was asked for"
 
 
 @pytest.mark.parametrize("fraction", [None, 1e-9, 1 - 1e-9])
