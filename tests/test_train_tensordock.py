@@ -172,6 +172,7 @@ def test_a_resumed_run_takes_what_it_can_change_and_says_so(trained):
         assert f"Cambia respecto al punto de control: {change}.\n" in output
     assert "Se usan los valores indicados ahora" not in output  # which would say it twice
     assert code == 0 and "--log_interval 5 -> 1" in output and "--max_steps 4 -> 6" in output and "paso 6/6" in output
+    assert not list(trained.glob("anterior-*")), "the model of 4 steps is its own"
     assert "Aviso: con --warmup_steps 9 la tasa de aprendizaje no llega a bajar en 6 pasos" in output
     assert re.search(r"Por hacer: 2 de los 6 pasos, \d+ s\b", output), output
 
