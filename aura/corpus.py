@@ -26,7 +26,7 @@ from aura.formats import HEAD_BYTES, SUFFIXES, packed
 SAMPLE_NAME = "muestra"
 SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few minutes
 DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this many bytes ...
-DOCUMENT_BYTES_MAX = 64_000  # ... or at the first line end after this many, or space in a longer line
+DOCUMENT_BYTES_MAX = 16_000  # ... or at the first line end after this many, or space in a longer line
 RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 64 << 20

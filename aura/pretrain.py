@@ -88,10 +88,14 @@ def _find_or_prepare(args, dist, config, begun):
             planned = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
             resume.require_same(args, dist, planned, tokenizer.model, begun and begun.checksum)
 
-    return preparation.prepare(
+    made = preparation.prepare(
         text, args.data_dir, vocab_size=args.vocab_size,
         tokenizer=tokenizer, val_fraction=args.val_fraction, max_tokens=args.dataset_max_tokens,
         threads=args.num_workers or None, latest=args.prepare, accept=accept, note=dist.print)
+    if args.prepare and made.tokens("train") <= args.seq_len:
+        dist.print(f"Aviso: {counted(made.tokens('train'), 'token')} de entrenamiento no llenan una secuencia de "
+                   f"{args.seq_len} + 1: añada texto, o entrene con un --seq-len menor.")
+    return made
 
 
 def _open(name, args):

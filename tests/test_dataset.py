@@ -214,17 +214,28 @@ def test_few_documents_still_leave_one_for_validation_and_one_for_training(tmp_p
 
 
 def test_most_of_the_text_is_never_held_out(tmp_path):
-    """Verses without blank lines are cut after 64,000 characters: the first part was held out, the tail learnt from."""
+    """Verses without blank lines are cut after 16,000 characters: the first part was held out, the tail learnt from."""
     path, measured = tmp_path / "versos.txt", set()
     for number in range(9):  # about half of these have the smaller share in the long part
-        path.write_text("".join(f"verso {number} {line % 97} de la mar en calma\n" for line in range(2200)))
+        path.write_text("".join(f"verso {number} {line % 97} de la mar en calma\n" for line in range(650)))
         threshold = preparation.validation_threshold(opened := corpus.open_corpus(str(path)), None)
         assert len([*opened.documents()]) == 2
         left = sum(map(len, preparation.training_documents(opened, threshold)))
-        assert left > 60_000
+        assert left > 16_000
         measured.add(threshold > 0)
     assert measured == {True, False}
     assert preparation.validation_threshold(opened, 0.95) > 0  # asked for
+
+
+@pytest.mark.parametrize("end", ["\n", " "])
+def test_a_short_text_without_blank_lines_keeps_most_for_training(tmp_path, end):
+    """Of 200 KB of verses, or of one line, up to half was held out: it was three documents."""
+    path = tmp_path / "poema.txt"
+    for number in range(9):
+        path.write_text("".join(f"verso {number} {line % 97} de la mar en calma{end}" for line in range(6250)))
+        threshold = preparation.validation_threshold(opened := corpus.open_corpus(str(path)), None)
+        left = sum(map(len, preparation.training_documents(opened, threshold))) / len(path.read_text())
+        assert 0.75 < left < 1
 
 
 @pytest.mark.parametrize("size, fraction, share", [(None, None, 0.002), (10**6, 0, 0), (10**8, None, 0.05),
@@ -464,6 +475,12 @@ def test_what_was_cut_short_is_taken_up_by_its_own_order_alone_and_not_where_it_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)  # as another user meets it
         assert prepare(book, tmp_path / "Data").sha256 == whole.sha256 and left.is_dir()
+    shutil.rmtree(tmp_path / "Data")
+    left = cut_short(book, tmp_path / "Data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "DOCUMENT_BYTES", 4000)  # as another version cuts: its documents are others
+        assert prepare(book, tmp_path / "Data", note=said.append).sha256 != whole.sha256 and left.is_dir()
+    assert sum("Se sigue desde los" in line for line in said) == 1
     shutil.rmtree(tmp_path / "Data")
 
     def change(left, name, old, new):

@@ -74,8 +74,9 @@ def test_prepare_then_train_on_the_last_prepared(book, tmp_path):
     code, output = train(tmp_path, "--prepare", "--dataset-name", book)
     assert code == 0 and "Datos preparados" in output and not (tmp_path / "checkpoints").exists()
     before = dataset.latest(tmp_path / "Data").meta["prepared_at"]
-    code, output = train(tmp_path, "--prepare", "--dataset-name", book)
+    code, output = train(tmp_path, "--prepare", "--dataset-name", book, "--seq-len", 199_999)
     assert code == 0 and "Datos ya preparados en Data/libro" in output
+    assert "de entrenamiento no llenan una secuencia de 199999 + 1: añada texto" in output, output
     assert dataset.latest(tmp_path / "Data").meta["prepared_at"] > before
     code, output = train(tmp_path, "--max-steps", 1)
     assert code == 0 and "'libro', los últimos preparados" in output
