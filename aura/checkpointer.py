@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from aura.checkpoint import Names, choose, damage, found, load_unchecked, path_of, peek, read, save_file, step_of
-from aura.distributed import is_communication_error
 from aura.errors import TrainingFault, UserError, first_line
 from aura.files import explain, keep_held, remove_partials, set_aside, write_bytes
+from aura.session import is_communication_error
 from aura.sharding import whole
 from aura.words import amount, counted
 

@@ -28,7 +28,7 @@ from aura.sync import SYNC_LR, SYNC_MOMENTUM, Known, name_run
 FRAGMENTS = 8
 FORMAT = 2  # of own_state(): since 2 it tells what the means owe
 PATIENCE_S = 10.0  # for the others, once this rank was asked to stop: torchrun kills 30 s after it has passed that on
-ASK_S = 2.0  # between two looks at the store while waiting; shorter than distributed.FAREWELL_SECONDS
+ASK_S = 2.0  # between two looks at the store while waiting; shorter than session.FAREWELL_SECONDS
 POLL_S = 0.001
 LAG = 2  # steps that a message about a step has to arrive, before all ranks act on it at the same one
 

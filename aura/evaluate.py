@@ -22,9 +22,9 @@ import torch
 from aura import backend, cli, corpus, dataset, hrm_training, initial, models, ops, output, preparation, pretrain, start
 from aura import tokens as token_files
 from aura.bar import bar
-from aura.distributed import Session
 from aura.errors import EXIT_OK, UserError
 from aura.files import MISSHAPEN, explain, require_writable_file, write_json
+from aura.session import Session
 
 HUB_TOKENS = 1_000_000  # of a text of the Hub where --dataset-max-tokens gives no other limit
 PROGRAM = "aura.evaluate"  # in a file of --json: a later one may replace it

@@ -14,10 +14,10 @@ import torch
 
 from aura import backend, console, ops, products, sharding
 from aura.clock import Clock
-from aura.distributed import is_communication_error
 from aura.ema import Average
 from aura.errors import OutOfMemory, PeerLost, TrainingFault, UserError, agreed, first_line
 from aura.files import explain
+from aura.session import is_communication_error
 from aura.signals import Abandoned, orderly_stop
 
 FAULT_LIMIT = 3  # non-finite steps without a new checkpoint in between after which a run gives up

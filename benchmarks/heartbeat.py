@@ -27,8 +27,8 @@ import train_step  # noqa: E402
 import train_gpt2_spanish  # noqa: E402
 from aura import cli, heartbeat  # noqa: E402
 from aura.clock import WINDOWS, Clock, Window  # noqa: E402
-from aura.distributed import Session  # noqa: E402
 from aura.models import gpt  # noqa: E402
+from aura.session import Session  # noqa: E402
 
 SHORT_INTERVAL, WARMUP = 0.01, 20  # seconds between beats, and how many are not counted
 BEAT_BYTES = 2500  # of a beat with all its windows

@@ -17,8 +17,8 @@ import torch
 
 from aura import checkpoint, checkpointer, files, processes
 from aura.checkpointer import Checkpointer, asked
-from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
+from aura.session import Session
 from tests.support import Process, run
 
 
@@ -328,7 +328,7 @@ def test_a_fresh_start_moves_the_old_ones_aside(tmp_path):
 SAVE_FOR_EVER = """
 import sys, torch
 from aura.checkpointer import Checkpointer
-from aura.distributed import Session
+from aura.session import Session
 keeper = Checkpointer(sys.argv[1], Session(), keep=2, background=sys.argv[3] == "background")
 step = int(sys.argv[2])
 while True:
@@ -642,7 +642,7 @@ def test_a_thread_is_begun_while_there_is_memory_or_there_is_none(tmp_path, monk
 def test_a_save_ends_somehow_where_memory_is_used_up(tmp_path, room):
     code, said = run(["-c", f"""import resource, torch
 from aura.checkpointer import Checkpointer
-from aura.distributed import Session
+from aura.session import Session
 keeper, state = Checkpointer("fuera", Session(), background=True), {{"w": torch.ones(1000)}}
 keeper.save(1, state)
 keeper.finish()

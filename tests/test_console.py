@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from aura import console, dashboard, report
-from aura.distributed import Session
 from aura.errors import UserError
+from aura.session import Session
 from aura.signals import orderly_stop
 from tests.support import ROOT, environment, run
 

@@ -15,7 +15,7 @@ from aura import averaging, diloco
 from aura.averaging import BLOCK, pack, unpack
 from aura.clock import Clock
 from aura.diloco import DiLoCo
-from aura.distributed import Session, is_communication_error
+from aura.session import Session, is_communication_error
 from aura.signals import StopRequest
 from aura.sync import Known
 from tests.support import run_ranks

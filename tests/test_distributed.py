@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 
-from aura import backend, distributed, files, rendezvous, share
+from aura import backend, distributed, files, rendezvous, session, share
 from aura.dataset import Dataset
 from aura.errors import TrainingFault, UserError
 from tests.support import ROOT, Process, free_port, ranks, run, run_ranks
@@ -373,10 +373,11 @@ threading.Thread(target=print).start()
 def test_a_failure_on_rank_0_is_told_to_all(tmp_path, kind, code, late):
     """Also to who had other work meanwhile, and comes when rank 0 and its store are gone."""
     path = program(tmp_path, f"""
+from aura import processes
 from aura.errors import TrainingFault
 def work():
     raise {kind}("el fichero «x» está roto")
-assert not ({late} and dist.rank) or distributed.has_ended(dist.first, 60)
+assert not ({late} and dist.rank) or processes.has_ended(dist.first, 60)
 dist.run_on_main(lambda: None)
 {late} or dist.barrier()  # so that the work that fails is what the others wait for
 dist.run_on_main(work)
@@ -391,8 +392,9 @@ def test_a_checkpoint_that_rank_0_cannot_use_is_as_bad_an_argument_on_all_ranks(
     (tmp_path / "cortado.pt").write_bytes(b"PK")
     path = program(tmp_path, f"""
 import time
-from aura import checkpointer
-whole, distributed.FAREWELL_SECONDS = checkpointer.choose, 1
+from aura import checkpointer, session
+whole, session.FAREWELL_SECONDS = checkpointer.choose, 1
+distributed.FAREWELL_SECONDS = 1
 def slow(*words):  # a large one takes longer to read than anybody waits for a machine
     time.sleep(3)
     return whole(*words)
@@ -460,8 +462,8 @@ def test_who_is_left_when_a_rank_has_said_why_it_failed():
 def test_of_a_failure_in_many_lines_the_others_are_told_one():
     fault = TrainingFault("no cabe; último punto de control: c/ckpt.pt")
     fault.reason = "no cabe " * 50
-    assert distributed._reason(fault) == fault.reason
-    told = distributed._reason(RuntimeError("CppCompileError:\n\n" + "  aviso\n" * 1000))
+    assert session._reason(fault) == fault.reason
+    told = session._reason(RuntimeError("CppCompileError:\n\n" + "  aviso\n" * 1000))
     assert told.startswith("CppCompileError: aviso aviso") and len(told) == 300
 
 
@@ -555,7 +557,7 @@ def test_who_saves_when_others_are_lost(gone, savers):
 
 def test_a_first_rank_has_left_when_it_said_so_or_is_gone_and_a_silent_one_has_a_moment_to_go(monkeypatch):
     asked = []
-    monkeypatch.setattr(distributed, "has_ended", lambda first, seconds: asked.append(seconds))
+    monkeypatch.setattr(session, "has_ended", lambda first, seconds: asked.append(seconds))
 
     def left(**known):
         return distributed.Session(rank=1, world_size=3, **known).first_has_left
@@ -563,7 +565,7 @@ def test_a_first_rank_has_left_when_it_said_so_or_is_gone_and_a_silent_one_has_a
     assert not left(failed=[0]), "from another machine nobody knows"
     assert left(first=7, failed=[0]) and not asked
     assert not left(first=7, silent=[0]) and not left(first=7, failed=[2])
-    assert asked == [distributed.ENDING_SECONDS, 0]
+    assert asked == [session.ENDING_SECONDS, 0]
 
 
 def test_a_killed_rank_is_named_by_the_others(tmp_path):
@@ -620,10 +622,11 @@ dist.barrier()
 def test_who_comes_when_the_others_have_gone_for_a_lost_rank_names_that_one(tmp_path):
     """And not rank 0, whose store has gone with it."""
     path = program(tmp_path, """
+from aura import processes
 dist.barrier()
 if dist.rank == 1:
     os.kill(os.getpid(), 9)
-assert dist.rank != 2 or distributed.has_ended(dist.first, 60)
+assert dist.rank != 2 or processes.has_ended(dist.first, 60)
 dist.barrier()
 """)
     for rank, (code, output) in enumerate(run_ranks([path], [tmp_path] * 3)):
@@ -695,7 +698,7 @@ def test_a_model_that_outlives_its_group_is_freed(tmp_path):
     """A thread of gloo's may still need the GIL for what it sent, and whoever frees the group waits for that thread."""
     code, output = run(["-c", """import torch
 from torch import distributed as c10d
-from aura.distributed import Session
+from aura.session import Session
 
 for _ in range(300):
     c10d.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)

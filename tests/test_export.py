@@ -21,10 +21,10 @@ from sentencepiece import sentencepiece_model_pb2
 
 from aura import backend, checkpoint, export, files, generate, ops, output, pretrain, sampling
 from aura import tokenizer as tokenizers
-from aura.distributed import Session
 from aura.errors import UserError
 from aura.models.gpt import GPT, GPTConfig
 from aura.models.hrm import HRM, HRMConfig
+from aura.session import Session
 from tests.support import corpus_text
 
 hf = pytest.importorskip("tokenizers")

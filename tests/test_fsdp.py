@@ -10,10 +10,10 @@ import torch
 
 from aura import checkpoint, loop, optim, output, report, sharding, tokens
 from aura.checkpointer import Checkpointer, collect
-from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import UserError
 from aura.models import gpt
+from aura.session import Session
 from aura.shards import ShardWriter
 from aura.sync import Exact
 from tests.support import ROOT, Notes, run_ranks

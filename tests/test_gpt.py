@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from aura import loop, models, ops, pretrain, sampling
-from aura.distributed import Session
 from aura.errors import UserError
 from aura.models import blocks, gpt, hrm
+from aura.session import Session
 
 TINY = gpt.GPTConfig(vocab_size=101, seq_len=16, n_layer=2, n_head=4, n_embd=32, dropout=0.0)
 

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as c10d
 
 from aura import halving, sharding
-from aura.distributed import Session
 from aura.halving import Halved
 from aura.loop import Precision
+from aura.session import Session
 from tests.test_diloco import together
 
 SIZES = (700, 3000, 64, 5000, 1)

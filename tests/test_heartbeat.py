@@ -20,8 +20,8 @@ import torch
 from aura import clock, heartbeat, processes
 from aura.checkpointer import Checkpointer
 from aura.clock import Clock
-from aura.distributed import Session
 from aura.errors import TrainingFault
+from aura.session import Session
 from tests.hosts import Switch, namespaces_work
 from tests.support import ROOT, ranks
 from tests.test_loop import Run, shards  # noqa: F401

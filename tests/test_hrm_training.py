@@ -13,8 +13,8 @@ import torch
 import hrm_training_large_1b
 import hrm_training_small_100m
 from aura import distributed, hrm_training, scaling, tokenizer
-from aura.distributed import Session
 from aura.errors import UserError
+from aura.session import Session
 from tests.hub import Hub
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run, run_ranks
 

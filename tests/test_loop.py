@@ -18,10 +18,10 @@ import torch.nn.functional as F
 
 from aura import loop, optim, products, report, sharding, signals, tokens
 from aura.checkpointer import Checkpointer
-from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import OutOfMemory, TrainingFault, UserError
 from aura.models import gpt
+from aura.session import Session
 from aura.shards import ShardWriter
 from aura.sync import Exact
 from tests.support import ROOT, Process

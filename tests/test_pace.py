@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from aura import allreduce, pace
-from aura.distributed import Session
 from aura.errors import TrainingFault
 from aura.loop import Precision
 from aura.models import bert, gpt
 from aura.pace import Pace
+from aura.session import Session
 from aura.sync import METHODS
 
 MBIT = 1e6 / 8

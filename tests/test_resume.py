@@ -9,8 +9,8 @@ import torch
 
 from aura import checkpoint, loop, recall, resume
 from aura.checkpointer import Checkpointer
-from aura.distributed import Session
 from aura.errors import UserError
+from aura.session import Session
 from aura.sync import Exact
 
 

@@ -18,10 +18,10 @@ import train_distributed
 import train_gpt2_spanish
 import train_tensordock
 from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pace, start
-from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from aura.rendezvous import SAME_EVERYWHERE, require_same
+from aura.session import Session
 
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.

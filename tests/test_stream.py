@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from aura import corpus, preparation, stream, tokenizer
-from aura.distributed import Session
 from aura.errors import UserError
+from aura.session import Session
 from tests.hub import REVISION, Hub
 from tests.support import LIMIT, Process, corpus_text, free_port, run_ranks
 

@@ -20,11 +20,11 @@ import torch
 from aura import checkpoint, diloco, distributed, loop, optim, pretrain, start, sync, tokens
 from aura.checkpointer import ORIGIN, Checkpointer
 from aura.cli import Parser, add_distributed
-from aura.distributed import Session
 from aura.ema import Average
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from aura.resume import restore
+from aura.session import Session
 from aura.shards import ShardWriter
 from tests.support import ROOT, Notes, run_ranks
 from tests.test_diloco import together

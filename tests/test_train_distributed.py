@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 
 import train_distributed as script
 from aura import checkpoint, distributed, finetune, loop, products, report, results, squad, start, wordpiece
-from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import bert
 from aura.output import other_run
+from aura.session import Session
 from aura.signals import StopRequest
 from aura.words import counted
 from tests.support import ROOT, Process, run, run_ranks

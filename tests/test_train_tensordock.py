@@ -16,10 +16,10 @@ import torch
 
 import train_tensordock as script
 from aura import budget, cgroup, checkpoint, corpus, files, plan, recall
-from aura.distributed import Session
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from aura.output import read_output
+from aura.session import Session
 from tests.support import ROOT, Process, assert_same_weights, corpus_text, run
 from tests.test_tokenizer import byte_level
 
