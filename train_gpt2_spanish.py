@@ -39,7 +39,7 @@ def build_parser():
     parser = cli.Parser(prog="train_gpt2_spanish.py", description="Entrena un GPT-2 en español.")
     model = parser.add_argument_group("modelo")
     model.add_argument("--preset", type=cli.choice(*gpt.PRESETS), default="gpt2", help=", ".join(gpt.PRESETS))
-    initial.add_argument(model, "un .pth o .pt de este proyecto, o un GPT-2 de Hugging Face, su carpeta o su nombre")
+    initial.add_argument(model, initial.GPT2_HELD)
     model.add_argument("--n-layer", type=cli.number(int, low=1), help="bloques")
     model.add_argument("--n-head", type=cli.number(int, low=1), help="cabezas de atención")
     model.add_argument("--n-embd", type=cli.number(int, low=1), help="ancho")
@@ -65,7 +65,6 @@ def complete(args):
     for name, value in {**RECIPES[args.preset], **dataclasses.asdict(preset)}.items():
         if getattr(args, name) is None and not (name == "max_steps" and explicit_length):
             setattr(args, name, value)
-    initial.lower_rate(args)
     sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(preset)}
     config = dataclasses.replace(preset, **sizes)
     if not args.init_from:  # else the preset's sizes are not the model's
@@ -91,6 +90,7 @@ def main():
         begun = initial.read(args, dist, gpt.GPTConfig)
         if begun:
             config = begun.config
+            initial.lower_rate(args, dist.print)
         if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)
         data = pretrain.load_data(args, dist, config, begun)

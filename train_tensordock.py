@@ -3,6 +3,7 @@
     python train_tensordock.py --dataset_path corpus.txt --output_dir salida --dry_run     # the plan, nothing else
     python train_tensordock.py --dataset_path corpus.txt --output_dir salida --epochs 1
     python train_tensordock.py --resume_from salida                                        # everything else is recorded
+    python train_tensordock.py --init_from salida/final_model.pt --dataset_path otro.txt --output_dir otra
     python train_tensordock.py --dataset_path corpus.txt --output_dir prueba --model_preset aura-cpu --max_steps 50
     python -m aura.export --checkpoint salida/final_model.pt --to hf modelo_hf
 
@@ -17,7 +18,7 @@ import functools
 import os
 from pathlib import Path
 
-from aura import backend, budget, cli, distributed, optim, output, plan, pretrain, recall, start, tokenizer
+from aura import backend, budget, cli, distributed, initial, optim, output, plan, pretrain, recall, start, tokenizer
 from aura.checkpoint import Names
 from aura.checkpointer import asked
 from aura.errors import EXIT_OK, UserError
@@ -67,6 +68,7 @@ def build_parser():
     group.add_argument("--output-dir", type=cli.path, help="carpeta de todo lo que hace una ejecución")
     group.add_argument("--preset", type=cli.choice("auto", *PRESETS, "manual"), default="auto",
                        help=f"auto (según la memoria), {', '.join(PRESETS)} o manual")
+    initial.add_argument(group, initial.GPT2_HELD)
     group.add_argument("--n-embd", type=cli.number(int, low=1, high=2**17), help="ancho")
     group.add_argument("--n-layer", type=cli.number(int, low=1, high=1000), help="bloques")
     group.add_argument("--n-head", type=cli.number(int, low=1, high=2**17), help="cabezas de atención")
@@ -128,6 +130,10 @@ def flag(name):
 
 def check_arguments(args):
     """Raise UserError for arguments that contradict each other, and for a launcher of several processes."""
+    if args.tokenizer == "auto":  # as if it had not been given
+        args.tokenizer = None
+        args.given.discard("tokenizer")
+    initial.check_arguments(args)
     if args.dry_run and args.prepare:
         raise UserError("--dry_run muestra el plan y no hace nada, y --prepare prepara los datos: quite uno de los dos")
     if {"warmup_steps", "warmup_ratio"} <= args.given:
@@ -135,23 +141,6 @@ def check_arguments(args):
     if (several := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UserError(f"WORLD_SIZE={several[:20]}: este programa entrena en una sola tarjeta, y cada proceso haría "
                         "lo mismo: láncelo con python, sin torchrun; para varias está train_gpt2_spanish.py")
-
-
-def place(args):
-    """Put everything that was given no place of its own into the output folder. Where that is not given, it is the one
-    of the checkpoint to go on from, or `salida`."""
-    if args.output_dir is None:
-        named = Path(args.resume)
-        folder = named if named.is_dir() else named.parent
-        args.output_dir = "salida" if args.resume in ("auto", "none") else str(folder)
-    folder = Path(args.output_dir)
-    for name, value in {"checkpoint_dir": folder, "log_dir": folder, "data_dir": folder / "datos",
-                        "output": folder / "final_model.pt"}.items():
-        if getattr(args, name) is None:
-            setattr(args, name, str(value))
-    if args.tokenizer == "auto":  # as if it had not been given
-        args.tokenizer = None
-        args.given.discard("tokenizer")
 
 
 def complete(args, card, note):
@@ -178,7 +167,10 @@ def complete(args, card, note):
             now = getattr(args, name)
             used = f"--no_{flag(name).removeprefix('--')}" if now is False else f"{flag(name)} {now}"
             note(f"Se usa lo indicado: {used} (el preset pone {value}).")
+    trained = args.init_from and args.lr is None  # a checkpoint's is lower already
     config = fill(args, preset)
+    if trained:
+        initial.lower_rate(args, note)
     if args.epochs is None and args.max_steps is None:
         args.epochs = 1
     config.check()
@@ -216,7 +208,9 @@ def choose_preset(args, card):
 
 def ladder(args, config):
     """(flags, config) of every preset, as plan.alternatives() takes them. What was given wins over a preset, so
-    the flags repeat the preset's sizes; the rest stays as given."""
+    the flags repeat the preset's sizes; the rest stays as given. None where the sizes are those of --init-from."""
+    if args.init_from:
+        return []
     own = {*args.given, "vocab_size"} if args.tokenizer else args.given
     kept = {name: getattr(config, name) for name in ("vocab_size", "dropout") if name in own}
     return [(" ".join([f"--model_preset {name}", *(f"{flag(size)} {getattr(preset.config, size)}" for size in SIZES
@@ -233,9 +227,9 @@ def next_token_loss(model, batch):
     return model(batch[:, :-1], targets), targets.numel()
 
 
-def run(args, dist, data, config):
-    """Build the model and train it; returns the exit code."""
-    model = gpt.GPT(config).init_weights(args.seed).to(dist.device)
+def run(args, dist, data, config, begun):
+    """Build the model and train it; returns the exit code. begun: an initial.Beginning or None."""
+    model, begun = initial.built(begun, dist, lambda: gpt.GPT(config), args.seed)
     model.grad_checkpointing = args.grad_checkpointing
     optimizer = optim.build(args.optimizer, model, args.lr, args.weight_decay, (optim.BETAS[0], args.beta2))
     decay = {"cosine": optim.warmup_cosine, "linear": optim.warmup_linear}[args.schedule]
@@ -246,7 +240,7 @@ def run(args, dist, data, config):
 
     return pretrain.train(args, dist, data, model, optimizer, schedule, next_token_loss, names=NAMES,
                           table="training_log.csv", description=output.DESCRIPTION, target_hours=args.target_hours,
-                          same_data=True)
+                          same_data=True, begun=begun)
 
 
 def main():
@@ -257,7 +251,7 @@ def main():
     dist = distributed.Session()
     another = args.gpu or args.gpu_gb  # is what is planned for, whatever is here
     dist.device = backend.local_device(0) if another else backend.take_device(0, dist.print)
-    place(args)
+    recall.place(args)
     if not args.dry_run and Path(args.checkpoint_dir).is_dir():  # so that its newest checkpoint stays the newest
         same = Path(args.checkpoint_dir) == Path(args.output_dir)
         hold(args.checkpoint_dir, "--output_dir" if same else "--checkpoint-dir")
@@ -265,6 +259,7 @@ def main():
     state = recall.recorded(args, dist.print)
     if state is not None:
         recall.arguments(args, state, FIXED, flag, dist.print)
+    begun = initial.read(args, dist, gpt.GPTConfig, {*args.given, "seq_len", "dropout"} if state else args.given)
     card = budget.find_card(args, dist.device)
     config = complete(args, card, dist.print)
 
@@ -284,7 +279,7 @@ def main():
         start.require_room(args, config, dist)
         optim.require(args.optimizer, dist.device)
     start.tune_allocator(dist.device, args.grad_checkpointing)
-    data = data or pretrain.load_data(args, dist, config)
+    data = data or pretrain.load_data(args, dist, config, begun)
     if args.prepare:
         return EXIT_OK
     if not counted:
@@ -293,7 +288,7 @@ def main():
     anew = state is None or Path(args.resume).parent.resolve() != Path(args.checkpoint_dir).resolve()
     output.leave_tokenizer(data.load_tokenizer(), args.output_dir, anew, dist.print)
     config = dataclasses.replace(config, vocab_size=data.vocab_size)
-    return budget.run_within(args, dist, functools.partial(run, args, dist, data, config))
+    return budget.run_within(args, dist, functools.partial(run, args, dist, data, config, begun))
 
 
 if __name__ == "__main__":

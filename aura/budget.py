@@ -59,7 +59,8 @@ def show(args, config, card, tokens, counted, presets, progress, note):
     steps = args.max_steps or args.epochs * per_epoch
     note(f"Plan para {card.name}, preset {args.preset}:")
     for line in plan.lines(job, card, steps=steps, steps_per_epoch=per_epoch, target_hours=args.target_hours,
-                           presets=presets, by_steps=args.max_steps is not None, begun=progress is not None):
+                           presets=presets, by_steps=args.max_steps is not None, begun=progress is not None,
+                           trained=args.init_from is not None):
         note(line)
     if progress:  # epochs are counted in steps of today's batch
         done = progress["step"] if args.max_steps else progress["tokens"] // job.tokens_per_step

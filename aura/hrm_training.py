@@ -93,7 +93,6 @@ def complete(args, presets):
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
-    initial.lower_rate(args)
     if args.benchmark and args.sync in ("fp16", "diloco"):
         raise UserError("--benchmark mide lo que cuesta intercambiar los gradientes en cada paso: quite --sync "
                         f"{args.sync}")
@@ -224,6 +223,7 @@ def run(parser, presets):
         begun = initial.read(args, dist, hrm.HRMConfig)
         if begun:
             config = begun.config
+            initial.lower_rate(args, dist.print)
             require_sense(args, config)
         if not args.prepare:
             pretrain.refuse_too_large(args, config, dist)

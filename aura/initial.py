@@ -15,6 +15,7 @@ from aura.files import path_called
 from aura.models import gpt, hrm
 
 FLAG = "--init-from"
+GPT2_HELD = "un .pth o .pt de este proyecto, o un GPT-2 de Hugging Face, su carpeta o su nombre"
 FILES = [published.CONFIG, published.WEIGHTS, published.TOKENIZER, "tokenizer_config.json", "tokenizer.model",
          "vocab.json", "merges.txt"]
 # Share of a preset's learning rate for weights that are trained already. demo of train_gpt2_spanish.py, trained on four
@@ -57,22 +58,25 @@ def check_arguments(args):
                         "--tokenizer")
 
 
-def lower_rate(args):
-    """Take a share of the preset's learning rate where the weights are trained already and none was given."""
-    if args.init_from and "lr" not in args.given:
-        args.lr *= CONTINUED
+def lower_rate(args, note=print):
+    """Take a share of the preset's learning rate, for weights that are trained already, where none was given."""
+    if "lr" in args.given:
+        return
+    args.lr *= CONTINUED
+    if not args.prepare:
+        note(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
 
 
-def read(args, dist, kind):
+def read(args, dist, kind, asked_for=None):
     """The Beginning that --init-from names, a model of the config `kind`, which only rank 0 needs to have, with the
-    sizes put into `args`; None where it was not given. Raises UserError."""
+    sizes put into `args`; None where it was not given. asked_for: the arguments that the user has chosen, args.given
+    unless a checkpoint has more of them. Raises UserError."""
     if args.init_from is None:
         return None
     found = dist.made_on_main(lambda: _read_or_known(args, kind, dist))
     values, checksum = dist.run_on_main(lambda: [asdict(found.config), found.checksum])
-    if "lr" not in args.given and not args.prepare:
-        dist.print(f"--lr {args.lr:g}: la décima parte de la del preset, pues esos pesos ya están entrenados.")
-    return _fitted(args, found or Beginning(kind(**values), checksum))
+    asked_for = args.given if asked_for is None else asked_for
+    return _fitted(args, found or Beginning(kind(**values), checksum), asked_for)
 
 
 def weights(args, dist, begun):
@@ -83,7 +87,8 @@ def weights(args, dist, begun):
 
 def _again(args, begun):
     try:
-        found = _fitted(args, _read(args, type(begun.config), lambda line: None))
+        kind = type(begun.config)
+        found = _fitted(args, _read(args, kind, lambda line: None), {*args.given, *ANEW[kind]})
     except UserError as problem:
         raise TrainingFault(f"no hay punto de control, y el modelo del que se partió no se puede leer: {problem}"
                             ) from problem
@@ -206,22 +211,22 @@ def _with_rows(embedding, count):
 
 
 @found_by_all
-def _fitted(args, begun):
-    """`begun` with those values of ANEW that were asked for; what else was given must be what it is."""
+def _fitted(args, begun, asked_for):
+    """`begun` with those values of ANEW that were asked for; what else was must be what it is."""
     config, weights, anew = begun.config, begun.weights, ANEW[type(begun.config)]
     for name, has in asdict(config).items():
         flag, given = f"--{name.replace('_', '-')}", getattr(args, name, has)
-        if name in args.given and name not in (*anew, "vocab_size") and given != has:
+        if name in asked_for and name not in (*anew, "vocab_size") and given != has:
             if isinstance(has, bool):
                 raise UserError(f"{flag if given else f'--no-{flag[2:]}'}: el modelo de {FLAG} no es así; quítelo")
             raise UserError(f"{flag} {given}: el modelo de {FLAG} tiene {has}; quite {flag}")
     learnt = isinstance(config, gpt.GPTConfig)  # each position, and there are no others
-    if learnt and "seq_len" in args.given and args.seq_len > config.seq_len:
+    if learnt and "seq_len" in asked_for and args.seq_len > config.seq_len:
         raise UserError(f"--seq-len {args.seq_len}: el modelo de {FLAG} lee hasta {config.seq_len} tokens; indique "
                         f"{config.seq_len} o menos")
-    config = replace(config, **{name: getattr(args, name) for name in anew if name in args.given})
+    config = replace(config, **{name: getattr(args, name) for name in anew if name in asked_for})
     for name, value in asdict(config).items():
-        if name != "vocab_size" or name not in args.given:  # else whoever prepares the data says so
+        if name != "vocab_size" or name not in asked_for:  # else whoever prepares the data says so
             setattr(args, name, value)
     if learnt and weights:
         weights = {**weights, "wpe.weight": weights["wpe.weight"][:config.seq_len]}

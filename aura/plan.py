@@ -462,9 +462,11 @@ def _share(value):
     return "menos de 0.01" if value < 0.01 else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), by_steps=False, begun=False):
+def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), by_steps=False, begun=False,
+          trained=False):
     """The plan as Spanish console lines: memory by part against that of the card, tokens, FLOPs, hours, verdict.
-    presets, begun: as alternatives() takes them. by_steps: as verdict() takes it."""
+    presets, begun: as alternatives() takes them. by_steps: as verdict() takes it. trained: the model has learnt from
+    another text before."""
     config = job.config
     phase, parts = worst_phase(job)
     total = sum(parts.values())
@@ -486,7 +488,7 @@ def lines(job, card, *, steps, steps_per_epoch, target_hours=72.0, presets=(), b
     model, hardware = config.flops_per_token(), hardware_flops_per_token(job)
     shown.append(f"Tokens: {job.tokens_per_step} por paso x {counted(steps, 'paso')} = {tokens} "
                  f"({steps / steps_per_epoch:.2f} épocas); {_share(tokens / config.parameters())} por parámetro")
-    if (text := steps_per_epoch * job.tokens_per_step) < config.parameters():
+    if not trained and (text := steps_per_epoch * job.tokens_per_step) < config.parameters():
         shown.append(f"  Poco texto para este modelo: {_share(text / config.parameters())} tokens distintos por "
                      f"parámetro; lo que más rinde son unos {USUAL_TOKENS} (Hoffmann et al. 2022)")
     shown.append(f"FLOP: {tokens * model:.3g} del modelo" + (

@@ -7,6 +7,20 @@ from aura.checkpoint import WEIGHTS_ALONE, choose, holds_weights_alone, peek
 from aura.errors import UserError
 
 
+def place(args):
+    """Put everything that was given no place of its own into the output folder. Where that is not given, it is the one
+    of the checkpoint to go on from, or `salida`."""
+    if args.output_dir is None:
+        named = Path(args.resume)
+        folder = named if named.is_dir() else named.parent
+        args.output_dir = "salida" if args.resume in ("auto", "none") else str(folder)
+    folder = Path(args.output_dir)
+    for name, value in {"checkpoint_dir": folder, "log_dir": folder, "data_dir": folder / "datos",
+                        "output": folder / "final_model.pt"}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, str(value))
+
+
 def recorded(args, note=print):
     """The checkpoint that a run with these arguments goes on from, its tensors still on the disk, or None.
 

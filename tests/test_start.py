@@ -17,7 +17,7 @@ import hrm_training_small_100m
 import train_distributed
 import train_gpt2_spanish
 import train_tensordock
-from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pace, start
+from aura import backend, checkpoint, files, hrm_training, loop, ops, output, pace, recall, start
 from aura.errors import TrainingFault, UserError
 from aura.models import gpt
 from aura.rendezvous import SAME_EVERYWHERE, require_same
@@ -246,7 +246,7 @@ def test_two_runs_never_share_an_output_folder_whatever_else_is_given(tmp_path, 
 
     args = SimpleNamespace(**{"output_dir": "d", "checkpoint_dir": None, "log_dir": None, "data_dir": None,
                               "output": None, "resume": "auto", "tokenizer": None} | given)
-    train_tensordock.place(args)
+    recall.place(args)
     with pytest.raises(UserError, match=f"otra ejecución está usando 'd': .* otra carpeta con {flag}$"):
         start._check_places(args, Session(), False, "model_config.json")
     monkeypatch.setattr(files.tempfile, "TemporaryFile", mock.Mock(side_effect=PermissionError(errno.EACCES, "no")))

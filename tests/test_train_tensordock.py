@@ -98,6 +98,28 @@ def test_stopped_again_and_again_and_resumed_without_flags_equals_uninterrupted(
     assert [row["loss"] for row in rows(tmp_path / "a")] == [row["loss"] for row in rows(tmp_path / "b")]
 
 
+def test_a_trained_model_goes_on_with_another_text_and_its_run_without_it(book, tmp_path):
+    (tmp_path / "otro.txt").write_text(corpus_text(30), encoding="utf-8")
+    assert train(tmp_path, "--dataset_path", book, "--output_dir", "base", *SMALL, "--max_steps", 3)[0] == 0
+    command = ["--init_from", "base/final_model.pt", "--dataset_path", "otro.txt", "--output_dir", "otra",
+               "--sample_length", 0, "--batch_size", 2]
+    code, output = train(tmp_path, *command, "--dry_run")
+    assert code == 0 and "1 bloques, ancho 32, 2 cabezas, vocabulario 400, longitud 32" in output, output
+    assert "--lr 0.0001: la décima parte" in output and "Poco texto" not in output and not (tmp_path / "otra").exists()
+    code, output = train(tmp_path, *command, "--seq_length", 16, "--max_steps", 1, "--learning_rate", 1e-12)
+    assert code == 0 and "Se parte de base/final_model.pt" in output, output
+    ours, theirs = (torch.load(tmp_path / name / "final_model.pt", weights_only=True) for name in ("otra", "base"))
+    theirs["wpe.weight"] = theirs["wpe.weight"][:16]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    pieces = [(tmp_path / name / "tokenizer.model").read_bytes() for name in ("otra", "base")]
+    assert pieces[0] == pieces[1]
+    shutil.rmtree(tmp_path / "base")
+    shutil.rmtree(tmp_path / "otra" / "datos")  # they are prepared again with the pieces of before
+    code, output = train(tmp_path, "--resume_from", "otra", "--max_steps", 2)
+    assert code == 0 and "'base/final_model.pt' ya no se puede leer; se sigue sin él" in output, output
+    assert "Se reanuda en el paso 1" in output and "la décima parte" not in output, output
+
+
 def test_an_interrupted_run_says_so_in_the_name(book, tmp_path):
     command = [SCRIPT, "--dataset_path", book, "--output_dir", "s", *SMALL, "--max_steps", 5000]
     with Process(command, tmp_path) as process:
