@@ -171,7 +171,8 @@ def usable(name, flag, note):
         models.require_pieces(pieces, config, named)
     elif pieces.vocab_size > config.vocab_size:
         grown = with_pieces(config, weights, pieces, named)
-        if pieces.eos_id >= config.vocab_size:  # a padding piece, which no text has, would take probability for nothing
+        # A padding piece alone, which no text has, would take probability for nothing.
+        if (config.vocab_size, pieces.vocab_size) != (pieces.pad_id, pieces.pad_id + 1):
             config, weights = grown
     return config, weights, pieces, learnt
 

@@ -148,6 +148,20 @@ def test_a_published_gpt2_scores_what_it_does_there(measure, tmp_path):
         measure("--checkpoint", tmp_path / "hf")
 
 
+def test_a_piece_of_the_text_that_a_published_gpt2_has_no_row_for_is_measured_too(measure, tmp_path):
+    """The last piece of its tokenizer, beside the padding that is added here."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "hf").mkdir()
+    byte_level(tmp_path / "hf", special_tokens=["<|endoftext|>"])
+    known = tokenizer.load(tmp_path / "hf")
+    last = known.decode([known.pad_id - 1])
+    assert known.encode(last) == [known.pad_id - 1] and known.pad_id == known.vocab_size - 1
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=known.pad_id - 1, n_positions=24, n_embd=32, n_layer=1, n_head=4)).save_pretrained(tmp_path / "hf")
+    found, _ = measure("--checkpoint", tmp_path / "hf", "--dataset-name", whole(tmp_path / "otro.txt", TEXT + last))
+    assert math.isfinite(found["loss"])
+
+
 def test_an_exported_model_scores_what_it_did(trained, measure, tmp_path):
     text = whole(tmp_path / "otro.txt", TEXT)
     config, weights, pieces, _ = output.read_output(trained / "m.pth")
