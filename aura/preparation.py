@@ -217,7 +217,7 @@ def _reach(size, max_tokens):
 
 def validation_threshold(corpus, fraction, max_tokens=None):
     """Documents whose share lies below this go to validation. In a small corpus at least one document does, and at
-    least one does not; none where those would be most of the text, of which nothing would be left to learn from.
+    least one does not; but never so many that they are most of the text, of which nothing would be left to learn from.
     max_tokens: as prepare() takes it."""
     size = corpus.total_bytes
     if fraction is None:
@@ -230,8 +230,12 @@ def validation_threshold(corpus, fraction, max_tokens=None):
     if len(sizes) < 2:
         return 0.0
     threshold = min(max(fraction, np.nextafter(min(sizes), 1)), max(sizes))
-    held_out = sum(size for share, size in sizes.items() if share < threshold)
-    return threshold if held_out <= max(fraction, 2 / 3) * sizes.total() else 0.0
+    room = max(fraction, 2 / 3) * sizes.total()
+    for before, share in enumerate(sorted(sizes)):
+        room -= sizes[share]
+        if room < 0:
+            return min(threshold, share) if before else 0.0
+    return threshold
 
 
 def training_documents(corpus, threshold):
@@ -454,5 +458,6 @@ def _summarise(made, seconds, note):
         note(damaged(damage))
     if not splits["val"]["tokens"]:
         why = "" if made.meta["options"]["val_fraction"] == 0 else (
-            " Para apartar alguno tiene que haber varios: un .txt se divide en ellos por sus líneas en blanco.")
+            " Para apartar alguno tiene que haber varios, y ninguno que sea casi todo el texto: un .txt se divide en "
+            "ellos por sus líneas en blanco.")
         note(f"Aviso: sin documentos de validación; no habrá pérdida de validación.{why}")

@@ -238,6 +238,19 @@ def test_a_short_text_without_blank_lines_keeps_most_for_training(tmp_path, end)
         assert 0.75 < left < 1
 
 
+def test_beside_a_document_that_is_most_of_the_text_others_are_held_out(tmp_path):
+    path, held = tmp_path / "notas.jsonl", 0
+    notes = [json.dumps({"text": f"nota {number}: el mar está en calma"}) for number in range(400)]
+    for number in range(60):  # of a twentieth of them the long one has a share that is held out
+        path.write_text("\n".join([json.dumps({"text": f"novela {number} " + 10_000 * "mar "}), *notes]))
+        opened = corpus.open_corpus(str(path))
+        threshold = preparation.validation_threshold(opened, None)
+        sizes = [len(text) for text in opened.documents() if preparation.document_share(text) < threshold]
+        assert sum(sizes) < 20_000
+        held += bool(sizes)
+    assert held == 60
+
+
 @pytest.mark.parametrize("size, fraction, share", [(None, None, 0.002), (10**6, 0, 0), (10**8, None, 0.05),
                                                    (10**9, None, 0.005), (10**11, None, 0.001), (10**8, 0.3, 0.3)])
 def test_how_much_is_kept_for_validation_where_not_every_document_is_looked_at(size, fraction, share):
