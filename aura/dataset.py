@@ -169,9 +169,9 @@ def prepared(data_dir, note=None):
     return found
 
 
-def latest(data_dir):
-    """The Dataset prepared last in `data_dir`, or None."""
-    return max(prepared(data_dir), key=lambda dataset: dataset.meta["prepared_at"], default=None)
+def latest(data_dir, note=None):
+    """The Dataset prepared last in `data_dir`, or None. note: as prepared() takes it."""
+    return max(prepared(data_dir, note), key=lambda dataset: dataset.meta["prepared_at"], default=None)
 
 
 @contextlib.contextmanager

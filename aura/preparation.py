@@ -121,7 +121,8 @@ def _used_again(existing, data_dir, latest, note):
     if latest:
         existing.meta["prepared_at"] = _stamp(data_dir)
         dataset.write_back(existing)
-        if (last := dataset.latest(data_dir)).directory != existing.directory:  # where nothing can be written
+        last = dataset.latest(data_dir, note)
+        if last and last.meta["prepared_at"] != existing.meta["prepared_at"]:  # where nothing can be written
             note(f"Aviso: no se puede anotar en {existing.directory} que sean los últimos que se prepararon, y sin "
                  f"--dataset-name se entrenaría con los de {last.directory.name!r}: indíquelo también al entrenar.")
     return existing

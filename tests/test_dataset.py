@@ -182,6 +182,18 @@ def test_latest_is_the_one_prepared_last(book, tmp_path, monkeypatch):
         said[-1]
 
 
+def test_data_that_are_there_already_are_used_whatever_became_of_others(book, tmp_path):
+    other = tmp_path / "otro.txt"
+    other.write_text(corpus_text(30), encoding="utf-8")
+    prepare(book, tmp_path / "Data")
+    prepare(other, tmp_path / "Data")
+    (tmp_path / "Data" / "otro" / "dataset.json").write_text("{")
+    said = []
+    found = prepare(book, tmp_path / "Data", latest=True, note=said.append)
+    assert found.meta["name"] == "libro" and "ya preparados" in said[0]
+    assert len(said) == 2 and "otro" in said[1] and "está dañado" in said[1]
+
+
 def test_latest_does_not_depend_on_the_clock(book, tmp_path, monkeypatch):
     """That was a day ahead for a while."""
     now = dataset.time.time()
