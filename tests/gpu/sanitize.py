@@ -88,7 +88,7 @@ def main():
     sanitizer = find_sanitizer()
     missing = what_is_missing(sanitizer)
     if missing:
-        raise UserError(f"no se puede examinar los núcleos: {'; '.join(missing)}")
+        raise UserError(f"no se pueden examinar los núcleos: {'; '.join(missing)}")
     failed = []
     for tool in [args.tool] if args.tool else TOOLS:
         print(f"== {tool}", flush=True)
