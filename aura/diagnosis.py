@@ -161,7 +161,7 @@ def _failed(run):
         if beat.failed:
             found.setdefault(beat.ended, []).append(Rank(beat, False, 0.0, None))
     return [Finding("failed", run.who(ranks), f"fin con un error en el paso {ranks[0].beat.step}: {text}",
-                    "el final de su registro dice más; la misma orden sigue desde el último punto de control")
+                    "corrija lo que diga el final de su registro y repita la orden, que sigue donde estaba")
             for text, ranks in found.items()]
 
 
