@@ -199,6 +199,7 @@ def train(args, dist, task, clock):
     if dist.main:
         weights = {name: tensor.to("cpu", copy=True) for name, tensor in module.state_dict().items()}
     optimizer = optim.adamw(module, args.lr, args.weight_decay, betas=(0.9, 0.999))
+    rehearsed = start.injected(answer_loss, dist)
     loader = finetune.make_loader(args, dist, task)
     checkpointer = start.make_checkpointer(args, dist, task.config, task.dataset, task.train_sha256, task.vocabulary,
                                            begun_with=task.checksum)
@@ -224,7 +225,7 @@ def train(args, dist, task, clock):
     with orderly_stop(tells=dist.tells_of_signals) as request:
         try:
             stopped = loop.train(
-                ready.model, run, start.injected(answer_loss, dist), ready.at_step(schedule), checkpointer, reporter,
+                ready.model, run, rehearsed, ready.at_step(schedule), checkpointer, reporter,
                 policy, dist, evaluate=evaluation,
                 reinitialise=lambda: sharding.load_whole(module, dist.broadcast_tree(weights)), clock=clock)
         finally:

@@ -233,6 +233,7 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
     """
     precision = start.agree_precision(args, dist)
     tokenizer, config = data.load_tokenizer(), module.config
+    rehearsed = start.injected(loss_fn, dist)  # a bad value of its variable ends the run before a former log is moved
 
     def first_weights():
         if begun:
@@ -264,7 +265,7 @@ def train(args, dist, data, module, optimizer, schedule, loss_fn, *, names=None,
         with orderly_stop(tells=dist.tells_of_signals):
             try:
                 stopped = loop.train(
-                    ready.model, run, start.injected(loss_fn, dist), ready.at_step(schedule), checkpointer, reporter,
+                    ready.model, run, rehearsed, ready.at_step(schedule), checkpointer, reporter,
                     policy, dist, begin_step=begin_step and ready.at_step(begin_step),
                     evaluate=make_evaluate(module, loss_fn, validation, tokenizer, dist, precision),
                     sample=make_sample(args, dist, module, tokenizer, reporter, precision),

@@ -387,6 +387,12 @@ def test_nan_on_one_rank_is_noticed_by_all(book, tmp_path, policy, code):
         assert "paso 5" in outputs[0][1] and "ckpt-00000003.pt" in outputs[0][1]
 
 
+def test_a_rehearsal_of_nothing_is_refused_before_a_former_log_is_moved(book, tmp_path):
+    code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 1, AURA_INJECT_NAN="1;3")
+    assert code == 2 and "AURA_INJECT_NAN='1;3'" in output and "RANGO:MICROLOTE" in output, output
+    assert not list(tmp_path.rglob("train.csv"))
+
+
 def test_a_run_that_diverges_hands_nothing_over(book, tmp_path):
     code, output = train(tmp_path, "--dataset-name", book, "--max-steps", 1, "--lr", "1e20", "--warmup-ratio", 0,
                          "--sample-length", 5)
