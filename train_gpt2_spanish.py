@@ -99,7 +99,7 @@ def main():
 
         config = dataclasses.replace(config, vocab_size=data.vocab_size)
         start.require_memory(args, config, dist, pretrain.SMALLER)
-        model, begun = initial.built(begun, dist, lambda: gpt.GPT(config), args.seed)
+        model = initial.built(begun, dist, lambda: gpt.GPT(config), args.seed)
         optimizer = optim.adamw(model, args.lr, args.weight_decay, betas=(optim.BETAS[0], args.beta2))
 
         def schedule(step, steps):

@@ -229,7 +229,7 @@ def next_token_loss(model, batch):
 
 def run(args, dist, data, config, begun):
     """Build the model and train it; returns the exit code. begun: an initial.Beginning or None."""
-    model, begun = initial.built(begun, dist, lambda: gpt.GPT(config), args.seed)
+    model = initial.built(begun, dist, lambda: gpt.GPT(config), args.seed, again=args.auto_oom)
     model.grad_checkpointing = args.grad_checkpointing
     optimizer = optim.build(args.optimizer, model, args.lr, args.weight_decay, (optim.BETAS[0], args.beta2))
     decay = {"cosine": optim.warmup_cosine, "linear": optim.warmup_linear}[args.schedule]

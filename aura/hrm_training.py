@@ -243,7 +243,7 @@ def run(parser, presets):
 def train(args, dist, data, config, begun=None):
     """Build the model and train it; returns the exit code. begun: an initial.Beginning or None."""
     start.require_memory(args, config, dist, pretrain.SMALLER)
-    model, begun = initial.built(begun, dist, lambda: hrm.HRM(config), args.seed)
+    model = initial.built(begun, dist, lambda: hrm.HRM(config), args.seed)
     model.grad_checkpointing = args.grad_checkpointing
     loss = make_loss(data.load_tokenizer().eos_id, args.document_attention)
     if args.benchmark:

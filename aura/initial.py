@@ -29,19 +29,15 @@ CALLED = {gpt.GPTConfig: "un GPT-2", hrm.HRMConfig: "un HRM"}
 NEW_PIECES = 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Beginning:
     """What a training begins with. checksum: the CRC-32 of the weights, as they were read. On rank 0 weights: {our
-    name: float32 tensor on the CPU}, and the model's tokenizer; None on the others."""
+    name: float32 tensor on the CPU}, until a module has them, and the model's tokenizer; None on the others."""
 
     config: gpt.GPTConfig | hrm.HRMConfig
     checksum: int
     weights: dict | None = None
     tokenizer: object = None
-
-    def without_weights(self):
-        """This, once a module has its weights: no copy of them takes memory while that trains (see weights())."""
-        return replace(self, weights=None)
 
 
 def add_argument(group, held):
@@ -234,12 +230,15 @@ def _fitted(args, begun, asked_for):
     return replace(begun, config=config, weights=weights)
 
 
-def built(begun, dist, make, seed):
-    """(make() with the weights to begin with, the same on every rank that holds them whole; `begun` without them)."""
+def built(begun, dist, make, seed, again=False):
+    """make() with the weights to begin with, the same on every rank that holds them whole. `begun` then has none left,
+    unless they may be wanted again: no copy of them takes memory while the model trains (see weights())."""
     model = dist.build(make, lambda model: filled(model, begun, dist, seed))
     if begun and not dist.sharded:
         dist.broadcast_weights(model)
-    return model, begun and begun.without_weights()
+    if begun and not again:
+        begun.weights = None
+    return model
 
 
 def filled(model, begun, dist, seed):

@@ -202,7 +202,7 @@ def test_its_weights_are_read_again_where_nothing_else_is_left(tmp_path, model):
     for path in model.glob("modelo.*"):
         shutil.copy(path, tmp_path)
     begun, args = beginning(tmp_path / "modelo.pth", "seq_len", seq_len=8)
-    again = initial.weights(args, distributed.Session(), begun.without_weights())
+    again = initial.weights(args, distributed.Session(), replace(begun, weights=None))
     assert all(torch.equal(again[name], value) for name, value in begun.weights.items())
     held = torch.load(tmp_path / "modelo.pth", weights_only=True)
     torch.save(dict(reversed(held.items())), tmp_path / "modelo.pth")
@@ -257,7 +257,10 @@ def test_a_published_gpt2_computes_what_it_does_there(theirs):
     module, folder = theirs
     begun, args = beginning(folder)
     assert begun.config == gpt.GPTConfig(301, 24, 2, 4, 32, 0.2) and args.dropout == 0.2
-    ours = initial.filled(gpt.GPT(begun.config), begun, distributed.Session(), 0).eval()
+    dist, make = distributed.Session(), lambda: gpt.GPT(begun.config)
+    initial.built(begun, dist, make, 0, again=True)
+    ours = initial.built(begun, dist, make, 0).eval()
+    assert begun.weights is None, "no copy takes memory while the model trains"
     tokens = torch.randint(300, (3, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits, expected = ours(tokens), module(tokens).logits
