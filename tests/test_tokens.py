@@ -4,9 +4,12 @@ import errno
 import hashlib
 import json
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from unittest import mock
@@ -56,6 +59,14 @@ def native():
     if module is None:
         pytest.skip(extension.status())
     return module
+
+
+def open_reader(native, path, tokens, buffers, vocab_size=VOCAB, width=2):
+    """The reader behind a TokenLoader, for batches [slots, rows, T + 1], which must live as long."""
+    return native.WindowReader(
+        files=[(os.fsencode(path), tokens)], addresses=[buffer.data_ptr() for buffer in buffers],
+        header_bytes=HEADER_BYTES, seq_len=buffers.shape[2] - 1, vocab_size=vocab_size, file_width=width,
+        buffer_width=buffers.element_size())
 
 
 def collect(paths, batches, state=None, **arguments):
@@ -429,6 +440,87 @@ def test_loader_names_a_token_outside_the_vocabulary(tmp_path, reader, seq_len, 
         list(evaluation_batches([*good, bad], seq_len, batch_size, vocab_size=500))
 
 
+@pytest.mark.parametrize("width, dtype", [(2, torch.uint16), (2, torch.int64), (4, torch.uint32), (4, torch.int64)])
+def test_a_token_outside_the_vocabulary_is_found_wherever_it_stands(tmp_path, native, width, dtype):
+    """Alone before the first whole line, in any lane of one, after the last; the smallest that is none."""
+    data = np.zeros(100 * 101 + 1, dtype=f"<u{width}")
+    data[::101] = 500  # the only one of window w is its w-th
+    buffers = torch.zeros((1, 1, 101), dtype=dtype)
+    path = forge(tmp_path / "bad.bin", data.tobytes(), 501, width)
+    reader = open_reader(native, path, data.size, buffers, vocab_size=500, width=width)
+    for window in range(101):
+        reader.submit_windows(0, [window])
+        assert reader.wait(0) == ("token", 0, 101 * window, 500)
+    reader.close()
+
+
+def test_a_reader_refuses_a_file_that_is_too_short_and_windows_that_are_not_there(tmp_path, native):
+    [path], data, _ = write(tmp_path, 101)
+    buffers = torch.zeros(1, 1, 11, dtype=torch.int64)
+    with pytest.raises(OSError, match=r"train-00000\.bin"):
+        open_reader(native, path, data.size + 1, buffers)
+    with pytest.raises(ValueError, match="fewer tokens than one window"):
+        open_reader(native, path, 10, buffers)
+    reader = open_reader(native, path, data.size, buffers)
+    for first, count in ((0, 11), (9, 2), (11, 1), (2**64 - 1, 2)):
+        with pytest.raises(IndexError):
+            reader.submit(0, 0, 0, first, count)
+    with pytest.raises(IndexError):
+        reader.submit_windows(0, [10])
+    reader.submit(0, 0, 0, 9, 1)
+    assert reader.wait(0) is None
+    reader.close()
+
+
+def test_more_than_four_billion_tokens(tmp_path, native):
+    """Whose places, in tokens and in bytes, take more than 32 bits."""
+    count = 2**32 + 11
+    path = tmp_path / "big.bin"
+    with open(path, "wb") as file:  # takes no room on the disk
+        file.truncate(HEADER_BYTES + 2 * (count - 11))
+        file.seek(HEADER_BYTES + 2 * (count - 11))
+        file.write(np.arange(1, 12, dtype="<u2").tobytes())
+    buffers = torch.zeros(1, 1, 9, dtype=torch.int64)
+    reader = open_reader(native, path, count, buffers)
+    assert reader.windows == 2**29 + 1
+    reader.submit_windows(0, [2**29])
+    assert reader.wait(0) is None and buffers[0, 0].tolist() == list(range(1, 10))
+    reader.close()
+
+
+def test_cancelling_waits_for_the_batch_that_is_being_filled(tmp_path, native):
+    """Its memory may be freed afterwards."""
+    [path], data, _ = write(tmp_path, 50_001)
+    buffers = torch.full((1, 400_000, 11), -1)
+    reader = open_reader(native, path, data.size, buffers)
+    first, last = buffers[0, 0].numpy(), buffers[0, -1].numpy()
+    reader.submit_windows(0, [0] * 400_000)
+    while first[0] == -1:
+        pass
+    reader.cancel()
+    assert last.tolist() == data[:11].tolist()
+    reader.close()
+
+
+def test_signals_are_for_other_threads_than_the_readers(tmp_path, native):
+    """One that it took would not wake the main thread from a wait."""
+    [path], data, _ = write(tmp_path)
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    buffers = torch.zeros(1, 1, 11, dtype=torch.int64)
+    reader = open_reader(native, path, data.size, buffers)
+    [task] = set(tasks.iterdir()) - before
+
+    def blocked(number):
+        mask = re.search(r"^SigBlk:\s*(\w+)", (task / "status").read_text(), re.MULTILINE)[1]
+        return int(mask, 16) >> (number - 1) & 1
+
+    while blocked(signal.SIGBUS):  # as all are until a thread is made
+        pass
+    assert all(map(blocked, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)))
+    reader.close()
+
+
 @pytest.mark.parametrize("left", [HEADER_BYTES + 40_000, HEADER_BYTES + 99_998])
 def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path, reader, left):
     """Cut in whole pages (the read faults) and inside the last one (it would read zeros)."""
@@ -456,12 +548,10 @@ def test_what_a_cut_leaves_of_a_page_is_never_taken_for_tokens(tmp_path, reader)
 
 def test_what_stands_in_for_a_lost_page_is_never_taken_for_tokens(tmp_path, native):
     """Batches are filled by two threads: the second to come to a lost page finds zeros there, and no fault."""
-    paths, data, _ = write(tmp_path, 50_000)
+    [path], data, _ = write(tmp_path, 50_000)
     buffers = torch.full((2, 1, 11), -1)
-    reader = native.WindowReader(
-        files=[(os.fsencode(paths[0]), data.size)], addresses=[buffer.data_ptr() for buffer in buffers],
-        header_bytes=HEADER_BYTES, seq_len=10, vocab_size=VOCAB, file_width=2, buffer_width=8)
-    os.truncate(paths[0], HEADER_BYTES + 40_000)
+    reader = open_reader(native, path, data.size, buffers)
+    os.truncate(path, HEADER_BYTES + 40_000)
     for slot in (0, 1):
         reader.submit_windows(slot, [4000])
     assert [reader.wait(slot) for slot in (0, 1)] == [("shrunk", 0, 40_000, 0)] * 2
@@ -476,6 +566,7 @@ def test_what_takes_the_place_of_a_file_being_read_changes_nothing(tmp_path, rea
         found = [loader.next().clone() for _ in range(100)]
         smaller, _, _ = write(tmp_path / "new", 300)
         put_there(smaller[0], paths[0])
+        time.sleep(0.02)  # it looks at a file's size every 10 ms
         found += [loader.next().clone() for _ in range(200)]
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
 
