@@ -99,6 +99,11 @@ def test_values():
     check_values()
 
 
+def test_values_by_several_threads(threads):
+    threads(3)
+    check_values({torch.float32: TOLERANCE[torch.float32]}, SHAPES[-1:])
+
+
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_instruction_sets(isa):
     support.check_on(isa, __name__, "check_values")
@@ -117,6 +122,15 @@ def test_non_contiguous(name):
     dy = torch.ones(1).expand(reference(x).shape)
     for value, expected in zip(with_gradient(ours, x, dy), with_gradient(reference, x, dy), strict=True):
         torch.testing.assert_close(value, expected)
+
+
+def test_a_gate_with_rows_as_far_apart_as_no_others():
+    gate, x, dy = (normal((5, width), seed=width)[:, :9].requires_grad_() for width in (9, 20, 30))
+    expected = gate.sigmoid() * x
+    y = activation.sigmoid_gate(gate, x)
+    torch.testing.assert_close(y, expected)
+    found = torch.autograd.grad(y, (gate, x), dy.detach())
+    torch.testing.assert_close(found, torch.autograd.grad(expected, (gate, x), dy.detach()))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

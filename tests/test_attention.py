@@ -211,6 +211,13 @@ def test_any_layout(layout, packed_documents):
     agree(views, True, options)
 
 
+def test_pairs_of_bfloat16_that_do_not_lie_on_words():
+    """Rows an odd number of elements apart, else as they would be read without being copied."""
+    views = [torch.nn.functional.pad(x, (0, 1))[..., :32] for x in qkv(2, 64, 3, 32, torch.bfloat16)]
+    assert views[0].stride(1) % 2 == 1
+    agree(views, True)
+
+
 def test_a_gradient_of_any_layout():
     inputs = [x.requires_grad_() for x in qkv(2, 50, 2, 40)]
     out = ops.attention(*inputs, True, 0.3, *NONE)[0]
@@ -252,6 +259,11 @@ def test_key_padding_of_other_keys_than_the_queries(rows, keys, lengths):
         assert not dk[b, length:].any() and not dv[b, length:].any()
 
 
+def test_the_longest_of_a_batch_need_not_be_the_last():
+    """A thread's memory is for the longest."""
+    agree(qkv(2, 1, 1, 8, keys=100_000), False, (0.0, None, torch.tensor([100_000, 1]), None))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [20, 21])  # an odd one leaves a pair of keys half full
@@ -273,6 +285,19 @@ def test_documents(causal, packed, dtype):
     for integer, bounds in ((torch.int64, [0, 1, 1, 1, 50, 50, 51, 100, 148, 195]),
                             (torch.int32, [0, 0, 0, 195, 195]), (torch.int64, [*range(196)])):
         agree(qkv(3, 65, 2, 40, dtype), causal, (0.0, None, None, torch.tensor(bounds, dtype=integer)), packed=packed)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_memory_is_written_before_it_is_read(causal, dtype):
+    """It may hold anything, and here holds NaN."""
+    torch.use_deterministic_algorithms(True)  # at::empty fills what it gives
+    try:
+        assert torch.empty(1).isnan()
+        for lengths, bounds in ((torch.tensor([0, 37]), None), (None, torch.tensor([0, 21, 21, 84, 130]))):
+            agree(qkv(2, 65, 2, 40, dtype), causal, (0.0, None, lengths, bounds))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_documents_are_as_if_alone():

@@ -183,6 +183,18 @@ def test_a_bad_query_spoils_its_own_row_alone(monkeypatch, bad, sm):
     assert torch.equal(results(*spoilt)[2][78:], results(*good)[2][78:])  # of keys that it does not see
 
 
+@pytest.mark.parametrize("sm", ["86", "90"])
+def test_scores_of_minus_infinity_are_keys_unseen(monkeypatch, sm):
+    """Those of the first tile too, before which there is no score."""
+    monkeypatch.setenv("AURA_EMULATED_SM", sm)
+    q, k, v = test_attention.qkv(1, 200, 1, 64, BFLOAT16)
+    q[..., 0], k[:, :150, :, 0] = 1, -torch.inf
+    out, lse = torch.ops.aura.attention(q, k, v, False, 0.1, *test_attention.NONE)
+    wanted, wanted_lse = test_attention.reference(q, k[:, 150:], v[:, 150:], False, 0.1, *test_attention.NONE)
+    test_attention.close(out, wanted, test_attention.LIMITS[BFLOAT16])
+    test_attention.close(lse, wanted_lse, 1e-5)
+
+
 def rising(rows, heads, width, dtype):
     """q, k and v whose scores grow along the keys, to some tens: by less than 8 powers of 2 from most tiles to the next
     (see Softmax::kSlack), and now and then by more."""

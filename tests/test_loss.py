@@ -72,6 +72,7 @@ def check_rows(limits=NORM_ERROR, widths=WIDTHS, device="cpu"):
             logits[1, -1] = 0.0
             logits[2] += 1e4
             logits[3] *= 1e3
+            logits[4] -= 1e4  # none is as large as what a part of a vector may be filled up with
             targets = torch.tensor([0, classes - 1, classes // 2, IGNORED, classes // 3], device=device)
             exact = logits.double().requires_grad_()
             expected = F.cross_entropy(exact, targets, reduction="none")
@@ -98,6 +99,11 @@ def check_rows(limits=NORM_ERROR, widths=WIDTHS, device="cpu"):
 
 def test_rows():
     check_rows()
+
+
+def test_rows_by_several_threads(threads):
+    threads(3)
+    check_rows(widths=(67,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -172,7 +172,8 @@ def test_masks_of_two_seeds_differ(norms):
     ones, zeros = torch.ones(64, 1000), torch.zeros(64, 1000)
     first, second = (norms.add_rms_norm(ones, zeros, torch.ones(1000), dropout=0.2, seed=torch.tensor(seed))[1] > 0
                      for seed in (1, 2))
-    for mask in (first, second):
+    for seed, mask in enumerate((first, second), 1):
+        assert torch.equal(mask, multipliers(seed, 0.2, 64, 1000) > 0)  # enough for some at the threshold itself
         assert abs(mask.double().mean() - 0.8) < 5 * math.sqrt(0.2 * 0.8 / mask.numel())
     assert abs((first == second).double().mean() - 0.68) < 0.01  # independent: 0.8^2 + 0.2^2
 
@@ -282,11 +283,12 @@ def test_extreme_sizes(norms, kind):
     assert torch.equal(norms.layer_norm(constant, torch.ones(65)), torch.zeros(2, 65))
 
 
-def test_number_of_threads_changes_no_bit(norms, threads):
+@pytest.mark.parametrize("rows, columns", [(700, 96), (2200, 600)])  # the second: columns are shared out, too
+def test_number_of_threads_changes_no_bit(norms, threads, rows, columns):
     results = []
     for count in (1, 2, 3):
         threads(count)
-        operands = drawn("add_layer_norm", 700, 96)
+        operands = drawn("add_layer_norm", rows, columns)
         outputs = called(norms, "add_layer_norm", operands, dropout=0.1, seed=torch.tensor(4))
         results.append([*outputs, *torch.autograd.grad(sum(y.square().sum() for y in outputs), operands)])
     for other in results[1:]:

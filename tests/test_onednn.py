@@ -150,10 +150,10 @@ def test_what_is_small_is_torchs(shape):
 
 
 def test_tensors_in_any_order():
-    """Columns, rows with gaps, and the one row of all of a gradient that sum() gives."""
+    """Columns, rows with gaps, rows that share their memory, and the one row of all of a gradient that sum() gives."""
     ours, exact = pair(256, 300)
     for x in (torch.randn(300, 80).t(), torch.randn(80, 600)[:, ::2], torch.randn(80, 400)[:, :300],
-              torch.randn(1, 300).expand(80, 300)):
+              torch.randn(1, 300).expand(80, 300), torch.randn(379).as_strided((80, 300), (1, 1))):
         for dy in (torch.ones(1).expand(80, 256), torch.randn(256).expand(80, 256), torch.randn(256, 80).t()):
             found = gradients(ours, x.detach().requires_grad_(), dy)
             wanted = gradients(exact, x.detach().double().requires_grad_(), dy.double())

@@ -108,6 +108,27 @@ def test_all_agree(fused, name, dtype, limit):
     assert len(kinds) == 1  # and one dtype
 
 
+FAR = {  # where rows may be apart, how many elements one has
+    "attention": (lambda x: ops.attention(*[x.view(2, 1, 3, 2, 4)[:, :, i] for i in range(3)]), 24),
+    "packed": (lambda x: ops.attention_packed(x.view(2, 1, 3, 2, 4)), 24),
+    "rotary_packed": (lambda x: ops.rotary_packed(x.view(2, 1, 3, 2, 4), *[turns[:1, :2] for turns in TURNS]), 24),
+    "sigmoid_gate": (lambda x: ops.sigmoid_gate(x[:, :12], x[:, 12:]), 24),
+    "cross_entropy_chunk_": (lambda x: torch.ops.aura.cross_entropy_chunk_(x, torch.tensor([3, 5]), -1, True), 24),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_rows_further_apart_than_31_bits_count(fused, tmp_path, name):
+    function, width = FAR[name]
+    apart = 2**31 + 8
+    memory = torch.from_file(str(tmp_path / "sparse"), shared=True, size=apart + width, dtype=torch.bfloat16)
+    far = memory.as_strided((2, width), (apart, 1))  # takes no room on the disk, nor in memory, but for two pages
+    near, = drawn(((2, width),), torch.bfloat16)
+    far.copy_(near)
+    with ops.using("fused"):
+        assert torch.equal(function(far), function(near)) and torch.equal(far, near)
+
+
 @pytest.mark.parametrize("choice", ["fused", "sdpa", "reference"])
 def test_rows_that_see_nothing_are_zero(fused, choice):
     inputs = [x.requires_grad_() for x in drawn(SEPARATE, torch.float32)]

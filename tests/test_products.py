@@ -114,6 +114,14 @@ def test_sums_are_those_of_torch_but_not_rounded(adding, bias):
     check_sums(adding, bias, limit=5e-3)  # on a CPU each product is rounded
 
 
+def test_what_is_added_to_a_gradient_is_not_rounded_before():
+    ours = layer()
+    ours.weight.grad = torch.zeros_like(ours.weight)
+    trained(ours)
+    low = [[values.bfloat16().double().flatten(0, 1) for values in pair] for pair in inputs()]
+    assert error(ours.weight.grad, sum(dy.T @ x for x, dy in low)) < 1e-6
+
+
 def check_column_sums(device="cpu", dtypes=(torch.float32, torch.bfloat16, torch.float16)):
     """Of matrices with and without whole vectors, in parts or in one, and with rows that do not begin on 16 bytes."""
     for rows, columns in ((1, 1), (3, 7), (70, 264), (777, 40), (1030, 520)):

@@ -52,6 +52,11 @@ def test_values():
     check_values()
 
 
+def test_values_by_several_threads(threads):
+    threads(3)
+    check_values(shapes=[(3, 90, 2, 128)])
+
+
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 def test_instruction_sets(isa):
     support.check_on(isa, __name__, "check_values")
