@@ -9,7 +9,16 @@ import torch
 from torch import library as torch_library
 
 from aura import compilation, cuda_extension, extension
-from tests import test_activation, test_attention, test_loss, test_norms, test_products, test_rotary, test_total_norm
+from tests import (
+    test_activation,
+    test_attention,
+    test_loss,
+    test_norms,
+    test_ops,
+    test_products,
+    test_rotary,
+    test_total_norm,
+)
 
 HERE = compilation.ROOT / "tests" / "cuda_on_cpu"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{HERE}", f"-I{compilation.CSRC}", "-Wno-unknown-pragmas",
@@ -388,6 +397,11 @@ def test_hopper_takes_what_tma_can_read_and_leaves_the_rest(monkeypatch):
         everywhere = bits("86", inputs)
         assert torch.equal(bits("90", inputs, "sm_80"), everywhere)
         assert torch.equal(bits("90", inputs), everywhere) != taken
+
+
+@pytest.mark.parametrize("name", test_ops.FAR)
+def test_rows_further_apart_than_31_bits_count(tmp_path, name):
+    test_ops.test_rows_further_apart_than_31_bits_count(None, tmp_path, name)
 
 
 # ---- Activations, rotary positions, loss ----------------------------------------------------------------------------

@@ -108,10 +108,11 @@ def test_all_agree(fused, name, dtype, limit):
     assert len(kinds) == 1  # and one dtype
 
 
+TURNS_OF_EIGHT = torch.linspace(0, 3, 4)[None].cos(), torch.linspace(0, 3, 4)[None].sin()
 FAR = {  # where rows may be apart, how many elements one has
-    "attention": (lambda x: ops.attention(*[x.view(2, 1, 3, 2, 4)[:, :, i] for i in range(3)]), 24),
-    "packed": (lambda x: ops.attention_packed(x.view(2, 1, 3, 2, 4)), 24),
-    "rotary_packed": (lambda x: ops.rotary_packed(x.view(2, 1, 3, 2, 4), *[turns[:1, :2] for turns in TURNS]), 24),
+    "attention": (lambda x: ops.attention(*[x.view(2, 1, 3, 1, 8)[:, :, i] for i in range(3)]), 24),
+    "packed": (lambda x: ops.attention_packed(x.view(2, 1, 3, 1, 8)), 24),
+    "rotary_packed": (lambda x: ops.rotary_packed(x.view(2, 1, 3, 1, 8), *TURNS_OF_EIGHT), 24),
     "sigmoid_gate": (lambda x: ops.sigmoid_gate(x[:, :12], x[:, 12:]), 24),
     "cross_entropy_chunk_": (lambda x: torch.ops.aura.cross_entropy_chunk_(x, torch.tensor([3, 5]), -1, True), 24),
 }
