@@ -15,6 +15,7 @@ Exit codes: 0 done, 2 bad input, 3 a fault in training, 128 + signal after an or
 import argparse
 import dataclasses
 import functools
+import math
 import os
 from pathlib import Path
 
@@ -195,9 +196,13 @@ def fill(args, preset):
 
 def choose_preset(args, card):
     """(name, why) of the largest preset that fits the card with all that was given, or of the smallest where none does;
-    a CPU gets the one that was made for it."""
+    a CPU gets the one that was made for it, a model that is there already the recipe of its size."""
     if card.type != "cuda":
         return "aura-cpu", "el de las CPU"
+    if args.init_from:
+        size = fill(argparse.Namespace(**vars(args)), MANUAL).parameters()
+        return min(PRESETS, key=lambda name: abs(math.log(PRESETS[name].config.parameters() / size))), \
+            "el de medidas más parecidas"
     room = f"en {card.name} ({card.memory / 1e9:.1f} GB)"
     for name, preset in PRESETS.items():
         wanted = argparse.Namespace(**vars(args))

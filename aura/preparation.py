@@ -92,6 +92,7 @@ def prepare(corpus, data_dir, *, vocab_size=32_000, tokenizer=None, val_fraction
                 threshold = validation_threshold(corpus, val_fraction, max_tokens)
                 tokenizer = tokenizer or _train(corpus, threshold, vocab_size, max_tokens, note)
             accept(tokenizer)
+            _say_replaced(final, tokenizer, note)
             if not tokenizer.lossless:
                 note("Aviso: este tokenizador no conserva todos los caracteres (le faltan piezas de bytes, "
                      "normaliza, o tiene piezas añadidas que no se descodifican).")
@@ -153,6 +154,16 @@ def _put_in_place(partial, final, corpus, meta):
     write_json(partial / "dataset.json", meta)
     with dataset.unused(final):
         put_in_place(partial, final)
+
+
+def _say_replaced(final, tokenizer, note):
+    """Tell that data of another tokenizer are going to be replaced: what learns from them could not go on."""
+    with contextlib.suppress(UserError):  # told by _intact()
+        old = dataset.read(final)
+        if old and old.meta["tokenizer"]["sha256"] != tokenizer.sha256:
+            note(f"Aviso: estos datos reemplazan a los de {final}, que tienen otro tokenizador, de {old.vocab_size} "
+                 "piezas: lo que se entrena con aquellos no podrá continuar con estos. Para conservarlos, interrumpa "
+                 "esta orden y repítala con otra --data-dir.")
 
 
 def say_unread(corpus, note):

@@ -264,8 +264,10 @@ def _from_file(path, problems):
             f"{str(path)!r}: no es UTF-8 válido (byte {problem.start}); conviértalo a UTF-8; si viene de Windows: "
             f"{formats.in_place(path, 'iconv -f CP1252 -t UTF-8')}") from problem
     except json.JSONDecodeError as problem:
-        raise UserError(f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; "
-                        "corríjalo o vuelva a descargarlo") from problem
+        head = problem.doc[:formats.HEAD_BYTES].encode()  # ASCII in UTF-16 passes for valid UTF-8
+        raise formats.other_unicode(path, head) or UserError(
+            f"{str(path)!r}, línea {problem.lineno}, columna {problem.colno}: no es JSON válido; corríjalo o vuelva a "
+            "descargarlo") from problem
     except (ValueError, RecursionError) as problem:
         why = "demasiados niveles" if isinstance(problem, RecursionError) else "un número de miles de cifras"
         raise UserError(f"{str(path)!r}: no es JSON que se pueda leer ({why}); corríjalo o vuelva a descargarlo"

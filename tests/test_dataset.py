@@ -76,8 +76,11 @@ def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path)
     data_dir = tmp_path / "Data"
     first = prepare(book, data_dir)
     assert prepare(book, data_dir).meta["prepared_at"] == first.meta["prepared_at"]
-    other = prepare(book, data_dir, vocab_size=380)
+    said = []
+    other = prepare(book, data_dir, vocab_size=380, note=said.append)
     assert other.vocab_size == 380
+    told = f"Aviso: estos datos reemplazan a los de {other.directory}, que tienen otro tokenizador, de 400 piezas: lo "
+    assert any(line.startswith(told) for line in said)
     model = tmp_path / "otro.model"
     model.write_bytes(other.load_tokenizer().model)
     book.write_text(corpus_text(70), encoding="utf-8")
@@ -86,7 +89,9 @@ def test_a_prepared_folder_is_used_again_until_something_changes(book, tmp_path)
     mine = prepare(book, data_dir, tokenizer=tokenizer.load(model))
     assert mine.load_tokenizer().model == model.read_bytes()
     fraction = {"tokenizer": tokenizer.load(model), "val_fraction": 0.5}
-    halved = prepare(book, data_dir, **fraction)
+    said.clear()
+    halved = prepare(book, data_dir, **fraction, note=said.append)
+    assert not any("reemplazan" in line for line in said)
     assert halved.tokens("val") > mine.tokens("val") and halved.sha256 != mine.sha256
     assert prepare(book, data_dir, **fraction, max_tokens=5000).tokens("train") <= 5000
 

@@ -160,10 +160,12 @@ def test_files_that_cannot_be_read(tmp_path, content, message):
 
 
 def test_files_that_are_not_text(tmp_path):
-    for encoding, told in (("latin-1", "no es UTF-8 válido .byte [0-9]+.; conviértalo a UTF-8; si viene de Windows: "),
-                           ("utf-16", "está en UTF-16; conviértalo: ")):
+    for encoding, escaped, told in (
+            ("latin-1", False, "no es UTF-8 válido .byte [0-9]+.; conviértalo a UTF-8; si viene de Windows: "),
+            ("utf-16", False, "está en UTF-16; conviértalo: "),
+            ("utf-16-le", True, "está en UTF-16LE; conviértalo: ")):  # ASCII with NULs, which is valid UTF-8
         path = tmp_path / f"{encoding}.json"
-        path.write_bytes(json.dumps(document(question("a", author="Iñaki")), ensure_ascii=False).encode(encoding))
+        path.write_bytes(json.dumps(document(question("a", author="Iñaki")), ensure_ascii=escaped).encode(encoding))
         with pytest.raises(UserError, match=f"{path}': {told}iconv") as problem:
             squad.read(path)
         subprocess.run(problem.value.args[0].rpartition(": ")[2], shell=True, check=True, timeout=60)

@@ -103,8 +103,9 @@ def test_a_trained_model_goes_on_with_another_text_and_its_run_without_it(book, 
     assert train(tmp_path, "--dataset_path", book, "--output_dir", "base", *SMALL, "--max_steps", 3)[0] == 0
     command = ["--init_from", "base/final_model.pt", "--dataset_path", "otro.txt", "--output_dir", "otra",
                "--sample_length", 0, "--batch_size", 2]
-    code, output = train(tmp_path, *command, "--dry_run")
+    code, output = train(tmp_path, *command, "--dry_run", "--gpu_gb", 80)
     assert code == 0 and "1 bloques, ancho 32, 2 cabezas, vocabulario 400, longitud 32" in output, output
+    assert "Preset: aura-cpu, el de medidas más parecidas" in output, "not the largest that fits"
     assert "--lr 0.0001: la décima parte" in output and "Poco texto" not in output and not (tmp_path / "otra").exists()
     code, output = train(tmp_path, *command, "--seq_length", 16, "--max_steps", 1, "--learning_rate", 1e-12)
     assert code == 0 and "Se parte de base/final_model.pt" in output, output
