@@ -12,7 +12,19 @@ import threading
 import time
 from dataclasses import asdict
 
-from aura import allreduce, backend, dashboard, diagnosis, distributed, facts, forecast, links, sources, verdict
+from aura import (
+    allreduce,
+    backend,
+    dashboard,
+    diagnosis,
+    distributed,
+    facts,
+    forecast,
+    links,
+    rendezvous,
+    sources,
+    verdict,
+)
 from aura.errors import EXIT_FAULT, EXIT_OK, PeerLost, TrainingFault, UserError, agreed, one_line
 from aura.findings import named
 
@@ -131,6 +143,9 @@ class Examination:
 
     def before_group(self, dist, place, peers):
         """Compare the facts and measure the network; returns whether a group can be formed."""
+        told = {rank: peer for rank, peer in peers.items() if "arguments" in peer}  # which an earlier version does not
+        if 0 in told:
+            rendezvous.require_same(told)
         self.dist, self.rank = dist, dist.rank
         if dist.main:
             self.peers = peers

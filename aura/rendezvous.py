@@ -21,7 +21,8 @@ SAME_EVERYWHERE = (
     "question_len", "padding", "max_train_examples", "max_val_examples", "stream", "benchmark", "precision",
     "batch_size", "grad_accum", "epochs", "max_steps", "lr", "min_lr_ratio", "beta2", "weight_decay", "warmup_ratio",
     "grad_clip", "ema", "seed", "nan_policy", "eval_interval", "eval_windows", "sample_length", "sample_prompt",
-    "checkpoint_freq", "prepare", "backend", "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum")
+    "checkpoint_freq", "prepare", "backend", "strategy", "fsdp", "sync", "sync_every", "sync_lr", "sync_momentum",
+    "full")
 
 
 class RankTaken(UserError):

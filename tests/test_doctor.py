@@ -314,6 +314,18 @@ def test_two_healthy_ranks(tmp_path, data):
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "nada").exists()
 
 
+@pytest.mark.parametrize("full", [0, 1])
+def test_the_whole_examination_of_one_machine_alone_is_no_fault_of_the_network(tmp_path, full):
+    port = free_port()
+    with ExitStack() as stack:
+        launched = [stack.enter_context(Process([DOCTOR, *["--full"] * (rank == full)], tmp_path, RANK=rank,
+                                                LOCAL_RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
+                                                MASTER_PORT=port)) for rank in range(2)]
+        for code, output in [process.finish(60) for process in launched]:
+            assert code == 2 and output == (f"error: --full es {full == 0} en el rango 0 y {full == 1} en el rango 1: "
+                                            "lance todos los procesos con las mismas opciones\n")
+
+
 def test_everything_that_differs_is_named_with_its_rank_and_nothing_else(tmp_path, data, full_disk):
     """Rank 1: an older copy, another tokenizer. Rank 2: other data, a wrong interface, a full disk, low priority."""
     copied = tmp_path / "copia"

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import hrm_training_small_100m
+import test_ddp
 import train_distributed
 import train_gpt2_spanish
 import train_tensordock
@@ -26,7 +27,7 @@ from aura.session import Session
 # Where processes may differ: what lies or is called elsewhere on another machine, what a machine has room for, what
 # rank 0 alone does, and who each of them is. --resume is compared by what it means.
 MAY_DIFFER = {"attention", "checkpoint_dir", "compile", "data_dir", "dataset", "dataset_max_tokens", "dataset_name",
-              "dist_timeout", "distributed", "grad_checkpointing", "help", "init_from", "keep_checkpoints",
+              "dist_timeout", "distributed", "grad_checkpointing", "help", "init_from", "json", "keep_checkpoints",
               "keep_every", "local_rank", "log_dir", "log_interval", "master_addr", "master_port", "model",
               "num_workers", "output", "rank", "results_dir", "resume", "tokenizer", "val_fraction", "world_size"}
 
@@ -168,7 +169,7 @@ def test_what_is_wrong_with_the_arguments_alone_is_said_once(script, check, word
 
 
 def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
-    scripts = (train_gpt2_spanish, hrm_training_small_100m, train_distributed)
+    scripts = (train_gpt2_spanish, hrm_training_small_100m, train_distributed, test_ddp)
     names = {action.dest for script in scripts for action in script.build_parser()._actions}
     assert names == set(SAME_EVERYWHERE) | MAY_DIFFER and not MAY_DIFFER & set(SAME_EVERYWHERE)
 
