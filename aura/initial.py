@@ -190,13 +190,15 @@ def _require_apart(args, files, named):
     if args.prepare:
         return
     files = {path.resolve() for path in files}
+    # First: another --output would not help where all of a run lies in one folder.
+    if Path(args.checkpoint_dir).resolve() in {path.parent for path in files}:
+        flag = "--output-dir" if vars(args).get("output_dir") == args.checkpoint_dir else "--checkpoint-dir"
+        raise UserError(f"{named} está en {flag}, donde se guardarán los puntos de control de este entrenamiento: "
+                        f"indique otra {flag}")
     for path in (Path(args.output), Path(args.output).with_suffix(".json")):
         if path.resolve() in files:
             raise UserError(f"--output {args.output!r} reemplazaría {path.name}, del modelo del que se parte: indique "
                             "otro --output")
-    if Path(args.checkpoint_dir).resolve() in {path.parent for path in files}:
-        raise UserError(f"{named} está en --checkpoint-dir, donde se guardarán los puntos de control de este "
-                        "entrenamiento: indique otra --checkpoint-dir")
 
 
 def _with_rows(embedding, count):

@@ -298,6 +298,13 @@ def test_the_files_of_a_published_model_are_not_replaced(theirs):
     assert beginning(theirs[1], output=str(theirs[1] / "otro.pth"))
 
 
+def test_a_run_in_the_folder_of_its_model_is_told_the_argument_that_leads_out(theirs):
+    folder = str(theirs[1])
+    for given, flag in ((None, "--checkpoint-dir"), (folder, "--output-dir")):
+        with pytest.raises(UserError, match=f"está en {flag}, .* indique otra {flag}$"):
+            beginning(theirs[1], output=str(theirs[1] / "config.pth"), checkpoint_dir=folder, output_dir=given)
+
+
 def test_what_was_exported_comes_back_bit_for_bit(model, tmp_path):
     config, weights, pieces, _ = output.read_output(model / "modelo.pth")
     export.write_folder(tmp_path / "hf", gpt.GPTConfig(**config), weights, pieces)
