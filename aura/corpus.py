@@ -28,6 +28,7 @@ SAMPLE_BYTES = 4_000_000  # enough for the demo preset to learn from in a few mi
 DOCUMENT_BYTES = 8_000  # running text is cut at the first blank line after this many bytes ...
 DOCUMENT_BYTES_MAX = 16_000  # ... or at the first line end after this many, or space in a longer line
 RATE_BYTES = 4 << 20  # unpacked, from which the size of a packed file is estimated
+CUT = DOCUMENT_BYTES, DOCUMENT_BYTES_MAX  # what a place in running text depends on
 CHUNK_BYTES = 1 << 20  # longest piece read at once: a 10 GB line must not be a 10 GB string
 RECORD_BYTES_MAX = 64 << 20
 RECORD_TEXT_MAX = 4 << 20  # characters, from which a record is several documents: each token takes 36 bytes at first

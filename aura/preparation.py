@@ -290,7 +290,7 @@ def batches(documents):
 def _known(options, corpus):
     """A hash over what two preparations must have in common for one to go on with what the other has done."""
     source = {**corpus.source, "modified_ns": [written for written, _ in corpus.source.get("modified_ns", ())]}
-    return _hash([dataset.FORMAT, corpora.DOCUMENT_BYTES, corpora.DOCUMENT_BYTES_MAX, options, source])
+    return _hash([dataset.FORMAT, corpora.CUT, options, source])
 
 
 def _hash(value):

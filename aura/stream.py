@@ -27,13 +27,14 @@ import torch
 
 from aura import preparation
 from aura import tokenizer as tokenizers
-from aura.corpus import Corpus
+from aura.corpus import CUT, Corpus
 from aura.errors import UserError, agreed
 from aura.files import explain, require_writable_directory, write_bytes
 from aura.tokens import permute
 from aura.words import counted
 
 CLOSE_SECONDS = 5  # a thread that waits for the network is left behind after this long: it ends with the process
+CUT_BEFORE = [8000, 64_000]  # of states that do not tell
 HELD_OUT_DOCUMENTS = 50_000  # read at most to find the validation windows: about 100 MB of web text
 
 
@@ -223,7 +224,7 @@ class StreamLoader:
         self._known = [position or before for position, before in zip(told, self._known, strict=True)]
         share = self._share
         return {"seed": share.seed, "seq_len": share.seq_len, "shuffle_windows": share.shuffle_windows,
-                "val_fraction": float(share.val_fraction), "ranks": self._known}
+                "val_fraction": float(share.val_fraction), "cut": list(CUT), "ranks": self._known}
 
     def load_state_dict(self, state: dict) -> None:
         """Go to a saved position. Rank 0 prints what is not exact about it.
@@ -238,6 +239,9 @@ class StreamLoader:
             self._dist.print(f"Aviso: la validación era el {100 * held_out_before:g} % de los documentos y ahora es el "
                              f"{100 * self._share.val_fraction:g} %: puede incluir documentos con los que ya se ha "
                              "entrenado, y su pérdida parecerá mejor de lo que es.")
+        if state.get("cut", CUT_BEFORE) != list(CUT) and self._share.corpus.source["kind"] == "ficheros":
+            self._dist.print("Aviso: otra versión de este programa cortaba de otra manera los textos sin líneas en "
+                             "blanco: si este es así, puede repetirse una parte de lo ya leído.")
         delivered = [rank["delivered"] for rank in state["ranks"]]
         places = [_Place(**{key: value for key, value in rank.items() if key != "delivered"})
                   for rank in state["ranks"]]

@@ -509,6 +509,7 @@ def test_what_was_cut_short_is_taken_up_by_its_own_order_alone_and_not_where_it_
     left = cut_short(book, tmp_path / "Data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "DOCUMENT_BYTES", 4000)  # as another version cuts: its documents are others
+        patch.setattr(corpus, "CUT", (4000, 16_000))
         assert prepare(book, tmp_path / "Data", note=said.append).sha256 != whole.sha256 and left.is_dir()
     assert sum("Se sigue desde los" in line for line in said) == 1
     shutil.rmtree(tmp_path / "Data")

@@ -379,6 +379,14 @@ def test_more_validation_than_before_is_told(folder, model, capsys):
     assert not capsys.readouterr().out
 
 
+def test_a_text_that_another_version_cut_otherwise_is_told(folder, model, capsys):
+    with loader(folder, model) as streaming:
+        state = stored(streaming.state_dict())
+        for cut, told in ((state.pop("cut"), False), ([1, 2], True), (None, True)):
+            streaming.load_state_dict({**state, "cut": cut} if cut else state)
+            assert ("puede repetirse una parte de lo ya leído" in capsys.readouterr().out) == told
+
+
 def test_a_kept_tokenizer_is_that_of_this_text_and_vocabulary(tmp_path, monkeypatch):
     def opened(text, vocab_size):
         path = tmp_path / text / "libro.txt"
