@@ -213,7 +213,7 @@ def choose_preset(args, card):
 
 def ladder(args, config):
     """(flags, config) of every preset, as plan.alternatives() takes them. What was given wins over a preset, so
-    the flags repeat the preset's sizes; the rest stays as given. None where the sizes are those of --init-from."""
+    the flags repeat the preset's sizes; the rest stays as given. Nothing leads away from the sizes of --init-from."""
     if args.init_from:
         return []
     own = {*args.given, "vocab_size"} if args.tokenizer else args.given

@@ -218,7 +218,7 @@ def _translate(message):
 
 def run(main):
     """Call `main()` and leave with its exit code, or with one line and the code that belongs to the problem."""
-    # What importing torch has made stays: to look for garbage in it took a third of a short command's time.
+    # What importing torch has made stays: to look for garbage in it took a quarter of a short command's time.
     if "triton" not in sys.modules:  # whose bindings would report at the end that what is frozen leaks
         gc.freeze()
     # A log that is piped to a file must not lag behind by pages, nor die of a character its console lacks; and a line

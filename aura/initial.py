@@ -54,7 +54,7 @@ def check_arguments(args):
                         "--tokenizer")
 
 
-def lower_rate(args, note=print):
+def lower_rate(args, note):
     """Take a share of the preset's learning rate, for weights that are trained already, where none was given."""
     if "lr" in args.given:
         return
