@@ -99,7 +99,7 @@ def test_stopped_again_and_again_and_resumed_without_flags_equals_uninterrupted(
 
 
 def test_a_trained_model_goes_on_with_another_text_and_its_run_without_it(book, tmp_path):
-    (tmp_path / "otro.txt").write_text(corpus_text(30), encoding="utf-8")
+    (tmp_path / "otro.txt").write_text(corpus_text(8), encoding="utf-8")
     assert train(tmp_path, "--dataset_path", book, "--output_dir", "base", *SMALL, "--max_steps", 3)[0] == 0
     command = ["--init_from", "base/final_model.pt", "--dataset_path", "otro.txt", "--output_dir", "otra",
                "--sample_length", 0, "--batch_size", 2]
@@ -107,6 +107,7 @@ def test_a_trained_model_goes_on_with_another_text_and_its_run_without_it(book, 
     assert code == 0 and "1 bloques, ancho 32, 2 cabezas, vocabulario 400, longitud 32" in output, output
     assert "Preset: aura-cpu, el de medidas más parecidas" in output, "not the largest that fits"
     assert "--lr 0.0001: la décima parte" in output and "Poco texto" not in output and not (tmp_path / "otra").exists()
+    assert not script.ladder(SimpleNamespace(init_from="base/final_model.pt"), None), "no other sizes are a way out"
     code, output = train(tmp_path, *command, "--seq_length", 16, "--max_steps", 1, "--learning_rate", 1e-12)
     assert code == 0 and "Se parte de base/final_model.pt" in output, output
     ours, theirs = (torch.load(tmp_path / name / "final_model.pt", weights_only=True) for name in ("otra", "base"))
@@ -114,11 +115,13 @@ def test_a_trained_model_goes_on_with_another_text_and_its_run_without_it(book, 
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
     pieces = [(tmp_path / name / "tokenizer.model").read_bytes() for name in ("otra", "base")]
     assert pieces[0] == pieces[1]
+    code, output = train(tmp_path, "--resume_from", "otra", "--max_steps", 2)
+    assert code == 0 and "longitud 16" in output and "Se reanuda en el paso 1" in output, output
     shutil.rmtree(tmp_path / "base")
     shutil.rmtree(tmp_path / "otra" / "datos")  # they are prepared again with the pieces of before
-    code, output = train(tmp_path, "--resume_from", "otra", "--max_steps", 2)
+    code, output = train(tmp_path, "--resume_from", "otra", "--max_steps", 3)
     assert code == 0 and "'base/final_model.pt' ya no se puede leer; se sigue sin él" in output, output
-    assert "Se reanuda en el paso 1" in output and "la décima parte" not in output, output
+    assert "Se reanuda en el paso 2" in output and "la décima parte" not in output, output
 
 
 def test_an_interrupted_run_says_so_in_the_name(book, tmp_path):
@@ -628,6 +631,9 @@ def test_out_of_memory_names_the_way_out_or_takes_it(book, tmp_path):
         assert code == 0 and int(rows(tmp_path / "s")[-1]["tokens"]) == sequences * 32, output
         assert ("Se sigue con --batch_size 1 --gradient_accumulation_steps 4," in output) == (steps < 6)
         assert ("Cambia respecto al punto de control: --gradient_acc" in output) == (steps == 6)
+    options[3:4] = ["otra", "--init_from", "s/final_model.pt"]  # whose weights the second attempt needs again
+    code, output = run([tmp_path / "short.py", *map(str, options)], tmp_path)
+    assert code == 0 and "se sigue con --batch_size 1" in output, output
 
 
 def test_a_smaller_batch_keeps_the_sequences_of_a_step():
