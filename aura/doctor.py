@@ -143,7 +143,8 @@ class Examination:
 
     def before_group(self, dist, place, peers):
         """Compare the facts and measure the network; returns whether a group can be formed."""
-        told = {rank: peer for rank, peer in peers.items() if "arguments" in peer}  # which an earlier version does not
+        # An earlier version does not say; that it is one is among what the examination finds.
+        told = {rank: peer for rank, peer in peers.items() if "full" in peer.get("arguments", {})}
         if 0 in told:
             rendezvous.require_same(told)
         self.dist, self.rank = dist, dist.rank

@@ -114,17 +114,18 @@ def require_all(peers, place, timeout):
 def require_same(peers):
     """Raise UserError that names the arguments in which processes differ: what was typed on each machine by hand, and
     would train something else on each or leave one waiting for another."""
-    others = [rank for rank, peer in peers.items() if "arguments" not in peer]
+    others = [rank for rank, peer in peers.items() if "arguments" not in peer] or [  # as of old
+        rank for rank, peer in peers.items() if peer["arguments"].keys() != peers[0]["arguments"].keys()]
     if others:
-        raise UserError(f"el rango {others[0]} tiene una versión anterior de este programa: actualícelo en todas las "
-                        "máquinas (git rev-parse HEAD ha de dar lo mismo)")
+        raise UserError(f"el rango {others[0]} ejecuta otro programa u otra versión de este: lance el mismo en todas "
+                        "las máquinas (git rev-parse HEAD ha de dar lo mismo)")
     first, differing = peers[0]["arguments"], {}
     for rank, peer in sorted(peers.items()):
-        for name in first.keys() | peer["arguments"].keys():
-            if peer["arguments"].get(name) != first.get(name):
-                differing.setdefault(name, (rank, peer["arguments"].get(name)))
+        for name, value in peer["arguments"].items():
+            if value != first[name]:
+                differing.setdefault(name, (rank, value))
     if differing:
-        told = "; ".join(f"--{name.replace('_', '-')} es {first.get(name)} en el rango 0 y {value} en el rango {rank}"
+        told = "; ".join(f"--{name.replace('_', '-')} es {first[name]} en el rango 0 y {value} en el rango {rank}"
                          for name, (rank, value) in sorted(differing.items()))
         raise agreed(UserError, f"{told}: lance todos los procesos con las mismas opciones")
 

@@ -90,7 +90,7 @@ def main():"""))
 
 
 def test_an_older_program_on_another_machine_is_named():
-    with pytest.raises(UserError, match="el rango 1 tiene una versión anterior de este programa"):
+    with pytest.raises(UserError, match="el rango 1 ejecuta otro programa u otra versión de este"):
         rendezvous.require_same({0: {"host": "uno", "arguments": {}}, 1: {"host": "dos"}})
 
 

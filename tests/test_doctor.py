@@ -326,6 +326,15 @@ def test_the_whole_examination_of_one_machine_alone_is_no_fault_of_the_network(t
                                             "lance todos los procesos con las mismas opciones\n")
 
 
+def test_an_earlier_version_is_examined_like_any_difference():
+    said = {0: {"backend": "auto", "full": True}, 1: {"backend": "auto"}}
+    peers = {rank: {"arguments": said[rank], "host": f"pc{rank}", "address": f"10.0.0.{rank}", "world_size": 2 + rank}
+             for rank in said}
+    exam = doctor.Examination(SimpleNamespace(dist_timeout=1.0))
+    dist = SimpleNamespace(main=True, rank=0, world_size=2, store=torch.distributed.HashStore())
+    assert not exam.before_group(dist, None, peers) and exam.kinds() == {"world-size"}, "and not at once refused"
+
+
 def test_everything_that_differs_is_named_with_its_rank_and_nothing_else(tmp_path, data, full_disk):
     """Rank 1: an older copy, another tokenizer. Rank 2: other data, a wrong interface, a full disk, low priority."""
     copied = tmp_path / "copia"

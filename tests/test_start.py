@@ -175,9 +175,8 @@ def test_of_every_argument_it_is_settled_whether_processes_may_differ_in_it():
 
 
 @pytest.mark.parametrize("first, second", [({}, {"ema": 0.9}), ({"ema": 0.9}, {})])
-def test_an_argument_that_one_process_alone_has_is_a_difference(first, second):
-    told = f"--ema es {first.get('ema')} en el rango 0 y {second.get('ema')} en el rango 1"
-    with pytest.raises(UserError, match=told):
+def test_an_argument_that_one_process_alone_has_is_another_program(first, second):
+    with pytest.raises(UserError, match="el rango 1 ejecuta otro programa u otra versión de este"):
         require_same({0: {"arguments": first}, 1: {"arguments": second}})
 
 
